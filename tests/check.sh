@@ -9,7 +9,7 @@
 # corpora. Each section says the seconds that passed and those of CPU; the last line is "N passed, N failed".
 #
 # CHECK_ALL=1 (`make check-all`) runs more: every unit test under the first two sanitizers, whose host backend
-# must compute the same bits; all modes with all others where `make check` takes each once; simulations from a
+# (of all instruction sets then) must compute the same bits; all modes with all others where `make check` takes each once; simulations from a
 # fresh seed for a time; new inputs for every parser of untrusted bytes (BUILD-fuzz, clang, FUZZ_S seconds each,
 # 2); a run under a real systemd where this machine can.
 #

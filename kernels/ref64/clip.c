@@ -29,10 +29,7 @@ void ref64_conv3d_forward(lg_stream *s, const struct lg_conv3d_forward_args *a)
     LG_ASSERT(columns);
     for (int64_t first = 0; first < O; first += REF64_SUMS) {
         const int64_t channels = LG_MIN(REF64_SUMS, O - first);
-        for (int64_t k = 0; k < K; k++)
-            for (int64_t r = 0; r < REF64_SUMS; r++)
-                columns[k * REF64_SUMS + r] =
-                    r < channels ? ref64_data(a->w)[(first + r) * K + k] : 0;
+        ref64_transpose_rows(columns, ref64_data(a->w) + first * K, channels, K);
         for (int64_t o = first; o < lg_numel(&y); o += O) {
             const struct cell p = cell_of(y, o);
             double sum[REF64_SUMS];

@@ -18,9 +18,7 @@ void ref64_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
     LG_ASSERT(columns);
     for (int64_t first = 0; first < Co; first += REF64_SUMS) {
         const int64_t channels = LG_MIN(REF64_SUMS, Co - first);
-        for (int64_t k = 0; k < K; k++)
-            for (int64_t r = 0; r < REF64_SUMS; r++)
-                columns[k * REF64_SUMS + r] = r < channels ? w[(first + r) * K + k] : 0;
+        ref64_transpose_rows(columns, w + first * K, channels, K);
         for (int64_t p = 0; p < pixels; p++) {
             int64_t wo = p % Wo, ho = p / Wo % Ho, n = p / (Wo * Ho);
             double sum[REF64_SUMS];

@@ -17,9 +17,7 @@ void ref64_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
     LG_ASSERT(columns);
     for (int64_t m = 0; m < M; m += REF64_SUMS) {
         const int64_t rows = M - m < REF64_SUMS ? M - m : REF64_SUMS;
-        for (int64_t j = 0; j < width; j++)
-            for (int64_t r = 0; r < REF64_SUMS; r++)
-                columns[j * REF64_SUMS + r] = r < rows ? x[(m + r) * width + j] : 0;
+        ref64_transpose_rows(columns, x + m * width, rows, width);
         for (int64_t n = 0; n < all; n++) {
             const double *of = &columns[n / N * K * REF64_SUMS];
             double sum[REF64_SUMS];

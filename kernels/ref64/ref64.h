@@ -30,6 +30,15 @@ enum {
     REF64_SUMS = 8
 }; /* made side by side: each in the order of its own index, so of the same bits as alone */
 
+/* columns (n, REF64_SUMS) = the transposed of `count` rows of n; those that are missing are zeros. */
+static inline void ref64_transpose_rows(double *columns, const double *rows, int64_t count,
+                                        int64_t n)
+{
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t r = 0; r < REF64_SUMS; r++)
+            columns[k * REF64_SUMS + r] = r < count ? rows[r * n + k] : 0;
+}
+
 /* sum[r] += a[k] columns[k][r] for k = 0 ... n - 1, by two lanes of a register: compilers do not see it in the plain loops. */
 static inline void ref64_add_products(double sum[REF64_SUMS], const double *a,
                                       const double *columns, int64_t n)

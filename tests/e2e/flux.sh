@@ -57,15 +57,7 @@ same() { # NAME [...]: another way to the same bytes
     expect "$1" 0 $?
     check "$1: byte-identical" same_files "$a" "$run" 40
 }
-if in_all; then
-    same "whole state" --set parallel.zero=0
-    same "gathered weights" --set parallel.zero=3
-    same "recomputed" --set memory.recompute=block
-    same "offloaded" --set memory.offload_activations=true --set memory.offload_optimizer=true
-else
-    same "gathered, recomputed, offloaded" --set parallel.zero=3 --set memory.recompute=block --set memory.offload_activations=true \
-        --set memory.offload_optimizer=true
-fi
+same_in_all_modes
 
 other() { # NAME [...]: trained on something else
     tiny "$T/other" --set trainer.max_steps=20 "${@:2}"

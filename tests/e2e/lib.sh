@@ -124,6 +124,18 @@ step_of() {
 }
 # Is this `make check-all`, which tries apart what `make check` tries together?
 in_all() { [ -n "${CHECK_ALL:-}" ]; }
+# However a net's state and activations are cut, computed again or moved to host memory: by the script's own `same NAME [...]`.
+same_in_all_modes() {
+    if in_all; then
+        same "whole state" --set parallel.zero=0
+        same "gathered weights" --set parallel.zero=3
+        same "recomputed" --set memory.recompute=block
+        same "offloaded" --set memory.offload_activations=true --set memory.offload_optimizer=true
+    else
+        same "gathered, recomputed, offloaded" --set parallel.zero=3 --set memory.recompute=block \
+            --set memory.offload_activations=true --set memory.offload_optimizer=true
+    fi
+}
 # wait_until SECONDS COMMAND...: looks again and again, less often after a while: what it waits for needs the cores, too.
 # The limit ends a script that would never end; it says nothing of how fast something is, so it is generous.
 wait_until() {

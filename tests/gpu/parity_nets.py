@@ -65,8 +65,8 @@ RATIO = 1.2
 
 # ---- cases ----
 
-# One net and its inputs, of which the first goes through every precision, the others through bf16, of a deep net through fp32, too (a U-Net, a hundred layers deep):
-# our program's command line, the PyTorch function, our runs by (input, precision).
+# One net and its inputs, of which the first goes through every precision, the others through bf16, of a deep net (a U-Net, a hundred
+# layers) through fp32, too: our program's command line, the PyTorch function, our runs by (input, precision).
 # alone: PyTorch has the GPU for itself.
 Case = collections.namedtuple("Case", "name model inputs command theirs runs deep alone", defaults=[False, False])
 

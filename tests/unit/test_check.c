@@ -43,8 +43,9 @@ static void test_host(void **state)
                                                       "\"host\", \"bytes\": 1048576}",
                                                       PRIVATE("host", "2097152", "2")));
     EXPECT(0, "made: pixart, 60 steps of 16 samples (2 ranks, ", "check", g_file);
-    command_also("run directory /");
-    command_also("/lg-test-");
+    char where[LG_PATH_BYTES];
+    assert_int_equal(lg_path(where, "run directory %s\n", scratch_path("run")), 0);
+    command_also(where);
     command_also("; text (");
     command_also("\nvae              2 ");
     command_also("\nvae/0/weights                            host          1.0 MiB\n");
