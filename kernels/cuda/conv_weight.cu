@@ -27,8 +27,9 @@ enum { TILE = CHANNELS * TAPS * WIDE, ADDERS = 256 };
 static_assert(PATCH_BYTES <= PATCH_SLOT && PATCH_SLOT % 1024 == 0, "swizzle counts from 1024 on");
 
 struct shared {
-    alignas(1024) char box[STAGES][BOX_BYTES];
+    /* First: compute-sanitizer takes a product's 192 columns, which share rows, for 6 KB behind each other. */
     alignas(1024) char patch[STAGES][PATCH_SLOT];
+    alignas(1024) char box[STAGES][BOX_BYTES];
     uint64_t full[STAGES], empty[STAGES];
 };
 enum { SHARED_BYTES = sizeof(shared) };

@@ -32,14 +32,21 @@ static const char USAGE[] =
     "                       tiny-latte|tiny-ltx [--spiece FILE] DIR\n"
     "       lg-random-model transformer --preset (as pipeline; a U-Net too) DIR\n"
     "       lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR\n"
+    "       lg-random-model clips --count N [--size 256] [--frames 25] [--format gif] [--classes "
+    "1000]\n"
+    "                       DIR\n"
     "       lg-random-model latents --count N [--size 32] [--channels 4] [--frames F]\n"
     "                       [--classes 1000] DIR\n"
     "  all: [--seed 0]   models: [--dtype f32|f16|bf16]   data: [--per-shard 1000]\n";
 
-enum { PICTURE_SIDE = 256, LATENT_SIDE = 32 }; /* unless --size says otherwise */
+enum {
+    PICTURE_SIDE = 256,
+    LATENT_SIDE = 32,
+    CLIP_FRAMES = 25
+}; /* unless the options say otherwise */
 
 struct options {
-    const char *kind, *dtype;
+    const char *kind, *dtype, *format;
     struct lg_random_model model;
     struct lg_random_data data;
 };
@@ -66,13 +73,30 @@ static int parse_dtype(const char *name, lg_dtype *ret)
     return LG_FAIL(LG_ERR_USAGE, "no type \"%s\": f32, f16 and bf16 exist", name);
 }
 
+static int parse_format(const char *name, lg_clip_format *ret)
+{
+    for (int i = 0; i < LG_CLIP_FORMATS; i++)
+        if (i != LG_CLIP_png && !strcmp(name, lg_clip_format_name((lg_clip_format)i))) {
+            *ret = (lg_clip_format)i;
+            return 0;
+        }
+    return LG_FAIL(LG_ERR_USAGE, "no format \"%s\": gif, webp, mp4, webm and mkv exist", name);
+}
+
 static int run(struct options *o)
 {
-    const bool pictures = !strcmp(o->kind, "pictures");
+    static const char *const DATA[] = {[LG_RANDOM_PICTURES] = "pictures",
+                                       [LG_RANDOM_CLIPS] = "clips",
+                                       [LG_RANDOM_LATENTS] = "latents"};
     LG_TRY(parse_dtype(o->dtype, &o->model.dtype));
-    if (pictures || !strcmp(o->kind, "latents")) {
-        o->data.pictures = pictures;
-        if (!o->data.size) o->data.size = pictures ? PICTURE_SIDE : LATENT_SIDE;
+    for (size_t i = 0; i < LG_ARRAY_LEN(DATA); i++) {
+        if (strcmp(o->kind, DATA[i]) != 0) continue;
+        o->data.kind = (enum lg_random_kind)i;
+        if (!o->data.size) o->data.size = i == LG_RANDOM_LATENTS ? LATENT_SIDE : PICTURE_SIDE;
+        if (i == LG_RANDOM_CLIPS) {
+            if (!o->data.frames) o->data.frames = CLIP_FRAMES;
+            LG_TRY(parse_format(o->format, &o->data.format));
+        }
         LG_TRY(lg_random_data_make(&o->data));
         return 0;
     }
@@ -83,8 +107,8 @@ static int run(struct options *o)
         return 0;
     }
     return LG_FAIL(LG_ERR_USAGE,
-                   "\"%s\" cannot be made: vae, t5, clip, pipeline, transformer, pictures and "
-                   "latents can",
+                   "\"%s\" cannot be made: vae, t5, clip, pipeline, transformer, pictures, clips "
+                   "and latents can",
                    o->kind);
 }
 
@@ -100,12 +124,19 @@ static long number(const char *text)
 static int parse_options(int argc, char **argv, struct options *o)
 {
     static const struct option known[] = {
-        {"preset", required_argument, NULL, 'p'},  {"spiece", required_argument, NULL, 's'},
-        {"count", required_argument, NULL, 'n'},   {"size", required_argument, NULL, 'z'},
-        {"classes", required_argument, NULL, 'c'}, {"channels", required_argument, NULL, 'h'},
-        {"frames", required_argument, NULL, 'f'},  {"per-shard", required_argument, NULL, 'm'},
-        {"seed", required_argument, NULL, 'e'},    {"dtype", required_argument, NULL, 'd'},
-        {"ratio", required_argument, NULL, 'r'},   {0},
+        {"preset", required_argument, NULL, 'p'},
+        {"spiece", required_argument, NULL, 's'},
+        {"count", required_argument, NULL, 'n'},
+        {"size", required_argument, NULL, 'z'},
+        {"classes", required_argument, NULL, 'c'},
+        {"channels", required_argument, NULL, 'h'},
+        {"frames", required_argument, NULL, 'f'},
+        {"per-shard", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},
+        {"dtype", required_argument, NULL, 'd'},
+        {"ratio", required_argument, NULL, 'r'},
+        {"format", required_argument, NULL, 'o'},
+        {0},
     };
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         long *to = c == 'n'   ? &o->data.count
@@ -122,6 +153,8 @@ static int parse_options(int argc, char **argv, struct options *o)
             o->model.spiece = optarg;
         else if (c == 'd')
             o->dtype = optarg;
+        else if (c == 'o')
+            o->format = optarg;
         else if (c == 'e')
             o->model.seed = o->data.seed = strtoull(optarg, NULL, 10);
         else if ((*to = number(optarg)) < 0)
@@ -137,6 +170,7 @@ int main(int argc, char **argv)
 {
     struct options o = {
         .dtype = "bf16",
+        .format = "gif",
         .model = {.preset = ""},
         .data = {.ratio = 1, .classes = 1000, .channels = 4, .per_shard = 1000},
     };

@@ -9,6 +9,7 @@ for d in a b; do
     check "text encoder $d" make_one t5 --preset tiny --spiece "$spiece" "$T/$d/t5"
     check "CLIP $d" make_one clip --preset tiny "$T/$d/clip"
     check "pictures $d" make_one pictures --count 40 --size 80 --classes 5 --per-shard 15 "$T/$d/pictures"
+    check "clips $d" make_one clips --count 12 --size 24 --frames 9 --classes 5 --per-shard 5 "$T/$d/clips"
     check "latents $d" make_one latents --count 40 --size 8 --classes 5 "$T/$d/latents"
 done
 check "equal commands, equal bytes" diff -r "$T/a" "$T/b"
@@ -29,6 +30,10 @@ for run in class text; do
     expect "$run: every step has a loss, no sample was void" 4 \
         "$(jq -c 'select(.loss > 0.1 and .loss < 10 and .voids == 0)' "$T/$run/metrics.jsonl" | wc -l)"
 done
+check "looks the clips over" sh -c "timeout 120 '$LGSUP' data '$T/a/clips' >'$T/said' 2>&1"
+for say in "12 samples of clips" "all of them can be read" "frames: 9 to 9" "height: 24 to 24"; do
+    check "the clips: $say" grep -q "$say" "$T/said"
+done
 pipe=(--preset tiny-flux --dtype f32 --spiece "$spiece")
 check "a pipeline" make_one pipeline "${pipe[@]}" "$T/flux"
 check "its transformer alone" make_one transformer --preset tiny-flux "$T/alone"
@@ -37,6 +42,8 @@ check "a preset that does not exist" sh -c \
     "'$e2e_build/bin/lg-random-model' vae --preset huge '$T/x' 2>&1 | grep -q 'sd, sdxl, sd3, flux, ltx, ltx-095, tiny, '"
 check "a clip preset that does not exist" sh -c \
     "'$e2e_build/bin/lg-random-model' clip --preset g '$T/x' 2>&1 | grep -q 'bigg, tiny and tiny-g'"
+check "a format that does not exist" sh -c \
+    "'$e2e_build/bin/lg-random-model' clips --count 1 --format avi '$T/x' 2>&1 | grep -q 'gif, webp, mp4, webm and mkv exist'"
 check "t5 without a tokenizer" sh -c \
     "'$e2e_build/bin/lg-random-model' t5 --preset tiny '$T/x' 2>&1 | grep -q spiece"
 check "a pipeline preset that does not exist" sh -c \

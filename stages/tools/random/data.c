@@ -5,6 +5,7 @@
 #include "base/philox.h"
 #include "stages/io/safetensors.h"
 #include "stages/io/tar.h"
+#include "stages/tools/random/paint.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,9 +15,8 @@
 #include <jpeglib.h> /* wants stdio.h before it */
 
 enum {
-    GRID = 24,  /* random colours on a side of a picture */
-    GRAIN = 25, /* range of the noise on each pixel */
     JPEG_QUALITY = 90,
+    FPS = 25,
     SIDE_MAX = 4096,
     RATIO_MAX = 16,
     CHANNELS_MAX = 1024,
@@ -27,47 +27,17 @@ enum {
 
 /* ---- pictures ---- */
 
-struct sides {
-    int width, height;
-};
-
-static struct sides sides_of(const struct lg_random_data *d, uint64_t n)
+static struct lg_random_sides sides_of(const struct lg_random_data *d, uint64_t n)
 {
-    if (d->ratio == 1) return (struct sides){(int)d->size, (int)d->size};
+    if (d->ratio == 1) return (struct lg_random_sides){(int)d->size, (int)d->size};
     const double u = lg_uniform_f64(lg_philox(d->seed, LG_PURPOSE_TEST, n, 1 << 22).v[0]);
     const double stretch = pow((double)d->ratio, u - 0.5);
-    return (struct sides){(int)LG_MAX(lround((double)d->size * stretch), 1),
-                          (int)LG_MAX(lround((double)d->size / stretch), 1)};
-}
-
-/* GRID x GRID random colours, interpolated, and grain on each pixel. */
-static void paint(uint64_t seed, uint64_t n, struct sides s, uint8_t *rgb)
-{
-    uint8_t grid[(GRID + 1) * (GRID + 1) * 3 + 16];
-    for (size_t i = 0; i < (GRID + 1) * (GRID + 1) * 3; i += 16) {
-        lg_philox_out p = lg_philox(seed, LG_PURPOSE_TEST, n, i / 16);
-        memcpy(grid + i, p.v, 16);
-    }
-    uint32_t noise = (uint32_t)(n * 2654435761u) ^ (uint32_t)seed;
-    for (int y = 0; y < s.height; y++)
-        for (int x = 0; x < s.width; x++) {
-            int gx = x * GRID * 256 / s.width, gy = y * GRID * 256 / s.height;
-            int fx = gx & 255, fy = gy & 255;
-            const uint8_t *a = grid + 3 * ((gy >> 8) * (GRID + 1) + (gx >> 8));
-            const uint8_t *b = a + 3 * (GRID + 1);
-            noise = noise * 1664525u + 1013904223u;
-            int grain = (int)((noise >> 16) % GRAIN) - GRAIN / 2;
-            for (int c = 0; c < 3; c++) {
-                int top = a[c] * (256 - fx) + a[3 + c] * fx;
-                int low = b[c] * (256 - fx) + b[3 + c] * fx;
-                int v = ((top * (256 - fy) + low * fy) >> 16) + grain;
-                *rgb++ = (uint8_t)LG_MAX(0, LG_MIN(255, v));
-            }
-        }
+    return (struct lg_random_sides){(int)LG_MAX(lround((double)d->size * stretch), 1),
+                                    (int)LG_MAX(lround((double)d->size / stretch), 1)};
 }
 
 /* libjpeg's own error handler ends the program: it only fails here without memory. */
-static void compress(const uint8_t *rgb, struct sides s, uint8_t **ret, size_t *ret_bytes)
+static void compress(const uint8_t *rgb, struct lg_random_sides s, uint8_t **ret, size_t *ret_bytes)
 {
     struct jpeg_compress_struct j;
     struct jpeg_error_mgr err;
@@ -98,12 +68,30 @@ static int add_picture(const struct lg_random_data *d, lg_tar_writer *w, uint64_
     char name[64];
     uint8_t *jpeg;
     size_t bytes;
-    const struct sides s = sides_of(d, n);
-    paint(d->seed, n, s, room);
+    const struct lg_random_sides s = sides_of(d, n);
+    lg_random_paint_picture(d->seed, n, s, room);
     compress(room, s, &jpeg, &bytes);
     snprintf(name, sizeof name, "%08" PRIu64 ".jpg", n);
     int rc = lg_tar_writer_add(w, name, jpeg, bytes);
     free(jpeg);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* ---- clips ---- */
+
+static int add_clip(const struct lg_random_data *d, lg_tar_writer *w, uint64_t n, uint8_t *room)
+{
+    const struct lg_random_sides s = {(int)d->size, (int)d->size};
+    const struct lg_clip clip = {
+        .frames = (int)d->frames, .height = s.height, .width = s.width, .fps = FPS, .rgb = room};
+    char name[64];
+    uint8_t *data;
+    size_t bytes;
+    lg_random_paint_clip(d->seed, n, s, clip.frames, room);
+    LG_TRY(lg_clip_encode(&clip, d->format, &data, &bytes));
+    snprintf(name, sizeof name, "%08" PRIu64 ".%s", n, lg_clip_format_name(d->format));
+    int rc = lg_tar_writer_add(w, name, data, bytes);
+    free(data);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
 
@@ -167,10 +155,18 @@ static int add_texts(const struct lg_random_data *d, lg_tar_writer *w, uint64_t 
     return 0;
 }
 
+static int (*const ADD[])(const struct lg_random_data *, lg_tar_writer *, uint64_t, uint8_t *) = {
+    [LG_RANDOM_PICTURES] = add_picture,
+    [LG_RANDOM_CLIPS] = add_clip,
+    [LG_RANDOM_LATENTS] = add_latent,
+};
+
 static int write_shards(const struct lg_random_data *d)
 {
-    size_t room_bytes = d->pictures ? (size_t)((d->size + d->ratio) * (d->size + d->ratio) * 3)
-                                    : latent_elements(d) * sizeof(float);
+    const size_t pixels = (size_t)((d->size + d->ratio) * (d->size + d->ratio) * 3);
+    const size_t room_bytes = d->kind == LG_RANDOM_PICTURES ? pixels
+                              : d->kind == LG_RANDOM_CLIPS  ? pixels * (size_t)d->frames
+                                                            : latent_elements(d) * sizeof(float);
     uint8_t *room = malloc(room_bytes);
     LG_ASSERT(room);
     lg_tar_writer *w = NULL;
@@ -182,8 +178,7 @@ static int write_shards(const struct lg_random_data *d)
             LG_TRY_GOTO(rc, lg_path(path, "%s/noise-%05ld.tar", d->dir, n / d->per_shard), out);
             LG_TRY_GOTO(rc, lg_tar_writer_open(path, &w), out);
         }
-        rc = d->pictures ? add_picture(d, w, (uint64_t)n, room)
-                         : add_latent(d, w, (uint64_t)n, room);
+        rc = ADD[d->kind](d, w, (uint64_t)n, room);
         if (rc == 0) rc = add_texts(d, w, (uint64_t)n);
     }
     if (rc == 0) LG_TRY_GOTO(rc, lg_tar_writer_finish(&w), out);
@@ -205,7 +200,7 @@ int lg_random_data_make(const struct lg_random_data *d)
     LG_TRY(check_range("size", d->size, 1, SIDE_MAX));
     LG_TRY(check_range("ratio", d->ratio, 1, RATIO_MAX));
     LG_TRY(check_range("channels", d->channels, 1, CHANNELS_MAX));
-    LG_TRY(check_range("frames", d->frames, 0, FRAMES_MAX));
+    LG_TRY(check_range("frames", d->frames, d->kind == LG_RANDOM_CLIPS, FRAMES_MAX));
     LG_TRY(check_range("classes", d->classes, 1, CLASSES_MAX));
     LG_TRY(check_range("per-shard", d->per_shard, 1, COUNT_MAX));
     LG_TRY(lg_mkdirs(d->dir));
