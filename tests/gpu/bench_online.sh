@@ -96,27 +96,33 @@ make_once "latents-$net-$cells" latents --count $count "${latents[@]}" &
 wait
 
 metric() { # RUN: step's ms, wait's ms; a line for each step after the warm-up, by the commits' clock
-    sed -n 's/^{"step": *\([0-9]*\),.*"data_wait_s": *\([0-9.]*\),.*"time": *\([0-9.]*\).*/\1 \2 \3/p' "$T/$1/metrics.jsonl" |
+    sed -n 's/^{"step": *\([0-9]*\),.*"data_wait_s": *\([0-9.]*\),.*"time": *\([0-9.]*\).*/\1 \2 \3/p' "$T/$1/metrics.jsonl" 2>/dev/null |
         awk -v w=$WARM_UP '$1 > w { print 1000 * ($3 - last), 1000 * $2 } { last = $3 }'
 }
 median() { sort -n | awk '{ v[NR] = $1 } END { if (NR) print (v[int((NR + 1) / 2)] + v[int(NR / 2 + 1)]) / 2; else print 0 }'; }
 failed=0 latents_rate=
 run() { # NAME RANKS [...]
-    local name=$1 ranks=$2 ms code
+    local name=$1 ranks=$2 ms pid end=$((SECONDS + limit))
     shift 2
-    timeout --foreground -k 5 "$limit" "$bundle/bin/lgsup" start "$pipeline" --set pipeline= --set device="$device" \
+    "$bundle/bin/lgsup" start "$pipeline" --set pipeline= --set device="$device" \
         --set job.dir="$T/$name" --set model.from="$model" --set model.fresh=true --set text.model="$data/$text" --set text.memo=0 \
-        --set vae.memo=0 "${shape[@]}" --set trainer.max_steps=$((WARM_UP + steps)) --set trainer.warmup_steps=2 --set 'sample.captions=[]' \
+        --set vae.memo=0 "${shape[@]}" --set trainer.max_steps=100000 --set trainer.warmup_steps=2 --set 'sample.captions=[]' \
         --set checkpoint.every=0 --set checkpoint.keep=1 --set trainer.ranks="$ranks" --set trainer.gpus=0 --set trainer.micro_batch_size="$batch" \
         --set trainer.global_batch_size=$((ranks * batch)) --set loader.instances=8 --set window.batches=8 ${small[@]+"${small[@]}"} ${extra[@]+"${extra[@]}"} "$@" \
-        >"$T/$name.out" 2>&1 </dev/null
-    code=$?
-    if [ $code != 0 ] && [ "$(metric "$name" | wc -l)" -lt "$steps" ]; then
-        echo "FAIL $name: exit $code: $(tail -n 3 "$T/$name.out" | tr '\n' ' ')"
+        >"$T/$name.out" 2>&1 </dev/null &
+    pid=$!
+    until [ "$(metric "$name" | wc -l)" -ge "$steps" ] || ! kill -0 $pid 2>/dev/null || [ $SECONDS -ge $end ]; do sleep 0.2; done
+    if [ "$(metric "$name" | wc -l)" -lt "$steps" ]; then
+        echo "FAIL $name: $(metric "$name" | wc -l) of $steps steps after $((limit - end + SECONDS)) s: $(tail -n 3 "$T/$name.out" | tr '\n' ' ')"
         for l in "$T/$name"/logs/*.log; do [ ! -f "$l" ] || echo "== ${l##*/}: $(tail -n 2 "$l" | cut -c 1-300)"; done
         failed=1
-        return
     fi
+    exec 3>&2 2>/dev/null # bash says of each process that was killed that it was
+    timeout 30 "$bundle/bin/lgsup" stop --kill "$T/$name" >/dev/null
+    wait $pid
+    exec 2>&3
+    [ "$device" = host ] || sleep 2 # until the driver has freed its memory
+    [ "$(metric "$name" | wc -l)" -ge "$steps" ] || return
     ms=$(metric "$name" | head -n "$steps" | awk '{ print $1 }' | median)
     [ "$name" != latents ] || latents_rate=$(awk -v b="$batch" -v ms="$ms" 'BEGIN { print 1000 * b / ms }')
     metric "$name" | head -n "$steps" | awk -v name="$name" -v ms="$ms" -v b=$((ranks * batch)) -v one="$latents_rate" '

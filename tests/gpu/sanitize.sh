@@ -43,7 +43,7 @@ trap 'rm -rf "$tmp"' EXIT
 export here tmp sanitizer SANITIZE=1 LG_CUDNN=none LG_CUDA_CACHE=${LG_CUDA_CACHE:-$tmp/algorithms.txt}
 
 run() { # COMMAND...: fills $log; is it clean?
-    PART=$part timeout 600 "$@" >"$log" 2>&1
+    PART=$part timeout --foreground 600 "$@" >"$log" 2>&1
     code=$?
     [ "$code" = 0 ] && passed && ! grep -Eqi 'internal|hardware exception|not supported' "$log" || return 1
     [ "$tool" = none ] || no_error
@@ -81,20 +81,25 @@ tasks() { # TOOL: the longest first
     local p i
     for p in fp32 tf32 fp16 bf16; do
         for i in 0 1 2 3; do echo "$1 test_ops_cuda $i/4 conv2d $p"; done
-        for i in linear attention '!linear,conv2d,attention'; do echo "$1 test_ops_cuda 0/1 $i $p"; done
+        for i in 0 1 2 3; do echo "$1 test_ops_cuda $i/4 attention $p"; done
+        for i in linear '!linear,conv2d,attention'; do echo "$1 test_ops_cuda 0/1 $i $p"; done
     done
     for i in {0..8}; do echo "$1 test_long_conv_cuda $i/9"; done
     for i in {0..4}; do echo "$1 test_long_gradients_cuda $i/5"; done
     for i in {0..11}; do echo "$1 test_long_products_cuda $i/12"; done
-    for i in 0 1 2 3; do echo "$1 test_long_attention_cuda $i/4"; done
+    for i in {0..11}; do echo "$1 test_long_attention_cuda $i/12"; done
 }
 pool() { grep -E "^[a-z]+ [a-z_]*$filter" | xargs -P "$jobs" -L 1 bash -c 'one "$@"' _; }
 "$sanitizer" --version | grep Version
+summary() {
+    awk '{ k = $2 " " $3; n[k]++; bad[k] += $1 == "FAIL"; known[k] += $1 == "known"; if ($4 > most[k] + 0) most[k] = $4 }
+         END { for (k in n) printf "%s %s: %d processes, %d not clean, %d known, longest %d s\n", bad[k] ? "FAIL" : "ok  ", k,
+                                   n[k], bad[k], known[k], most[k] }' "$tmp/results" | sort -k2
+}
+trap 'summary; echo "FAIL stopped: these alone have been looked at"; exit 1' TERM
 tasks none | pool
 for tool in ${tools//,/ }; do tasks "$tool"; done | pool
-awk '{ k = $2 " " $3; n[k]++; bad[k] += $1 == "FAIL"; known[k] += $1 == "known"; if ($4 > most[k] + 0) most[k] = $4 }
-     END { for (k in n) printf "%s %s: %d processes, %d not clean, %d known, longest %d s\n", bad[k] ? "FAIL" : "ok  ", k,
-                               n[k], bad[k], known[k], most[k] }' "$tmp/results" | sort -k2
+summary
 count() { grep -c "^$1" "$tmp/results"; }
 echo "$(count ok) passed, $(count known) known, $(count FAIL) failed"
 ! grep -q '^FAIL' "$tmp/results"
