@@ -76,7 +76,7 @@ ltx)
     pipeline=$bundle/examples/ltx-video.toml side=448 cells=14 frames=97 latent_frames=13 count=16 encoder=ltx text=t5-base batch=${batch:-4}
     channels=128 heads=32 layers=28 depth=64 width=768
     [ "$device" = cuda ] || { side=16 cells=4 frames=9 latent_frames=5 encoder=tiny-ltx text=t5-tiny batch=4 channels=8 heads=4 layers=2 depth=16 width=64; }
-    shape=(--set data.size=$side --set data.frames=$frames --set parallel.sp=1 --set parallel.zero=0 --set memory.recompute=none)
+    shape=(--set data.size=$side --set data.frames=$frames --set data.fps=0 --set parallel.sp=1 --set parallel.zero=0 --set memory.recompute=none)
     latents=(--size $cells --channels $channels --frames $latent_frames)
     config <<JSON
 {"_class_name": "LTXVideoTransformer3DModel", "in_channels": $channels, "out_channels": $channels, "num_attention_heads": $heads,
