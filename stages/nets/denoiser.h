@@ -21,6 +21,7 @@
 #include <stdio.h>
 
 enum { LG_DENOISER_DEPTH_MAX = 1024, LG_FLUX_AXES = 3 };
+#define LG_DIT_MODULATION_WEIGHTS (64 << 20)
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
     int channels; /* of the latent */
@@ -33,6 +34,8 @@ struct lg_denoiser_config {
     int heads;
     int mlp_ratio;   /* 4 */
     int num_classes; /* DiT: labels 0..num_classes - 1; num_classes is the null label */
+    int64_t
+        modulation_weights; /* DiT: of one product of modulations (dit.c); 0: LG_DIT_MODULATION_WEIGHTS. For tests. */
     /* Its texts, in the order of its table (lg_denoiser_texts), as many as that has; or one less, where the last may go
      * without an encoder: then its states are zeros that nobody gives, of this length and width all the same. */
     int n_texts;

@@ -13,8 +13,9 @@
  * paper's net has one), and the output layer uses block 0's. Here there is one, under block 0's
  * name; denoiser_file.c writes it under every block's name and refuses unequal ones.
  *
- * All blocks read the same c, so their adaLN linears are one product, made before the first block: mod
- * (B, depth 6 D) is block i's from column i 6 D on.
+ * All blocks read the same c, so the adaLN linears of several are one product, made before the first of them: mod (B, 6 D
+ * blocks) is the k-th one's from column k 6 D on. Together go as many blocks as make LG_DIT_MODULATION_WEIGHTS: all of a small
+ * net, each alone of a large one, where ranks that share the state would otherwise hold a third of all weights at once.
  *
  * Initial values, as in the paper's code: Xavier uniform for linears (q, k, v as one matrix) and
  * patches, normal with 0.02 for the label table and the timestep MLP, zero for all biases, for the
@@ -29,20 +30,31 @@
 static const double FIXED_EPS =
     1e-6; /* AdaLayerNormZero's and the output norm's, whatever norm_eps is */
 
-/* (B, depth 6 D) */
-static lg_tensor modulations(lg_net *n, const struct lg_denoiser_config *c, lg_tensor condition)
+/* Blocks whose modulations are one product: all nearly the same number. */
+static int blocks_together(const struct lg_denoiser_config *c)
 {
-    char(*name)[32] = calloc((size_t)c->depth, sizeof *name);
-    const char **names = calloc((size_t)c->depth, sizeof *names);
+    const int64_t weights =
+        c->modulation_weights ? c->modulation_weights : LG_DIT_MODULATION_WEIGHTS;
+    const int64_t most = LG_MAX(weights / (6 * (int64_t)c->hidden * c->hidden), 1);
+    const int64_t products = (c->depth + most - 1) / most;
+    return (int)((c->depth + products - 1) / products);
+}
+
+/* Of blocks [from, from + count): (B, count 6 D) */
+static lg_tensor modulations(lg_net *n, const struct lg_denoiser_config *c, lg_tensor condition,
+                             int from, int count)
+{
+    char(*name)[32] = calloc((size_t)count, sizeof *name);
+    const char **names = calloc((size_t)count, sizeof *names);
     LG_ASSERT(name && names);
-    for (int i = 0; i < c->depth; i++) {
-        snprintf(name[i], sizeof *name, "%d.norm1.linear", i);
+    for (int i = 0; i < count; i++) {
+        snprintf(name[i], sizeof *name, "%d.norm1.linear", from + i);
         names[i] = name[i];
     }
-    const struct lg_layer layer = {.out = (int64_t)c->depth * 6 * c->hidden,
+    const struct lg_layer layer = {.out = (int64_t)count * 6 * c->hidden,
                                    .init = LG_NET_ZERO,
                                    .parts = names,
-                                   .n_parts = c->depth};
+                                   .n_parts = count};
     lg_tensor mod = lg_net_linear(n, condition, layer, "transformer_blocks.");
     free(names);
     free(name);
@@ -50,10 +62,10 @@ static lg_tensor modulations(lg_net *n, const struct lg_denoiser_config *c, lg_t
 }
 
 static lg_tensor block(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x, lg_tensor mod,
-                       int i)
+                       int part, int i)
 {
-    struct lg_modulation first = lg_net_chunks(mod, c->hidden, 6 * i);
-    struct lg_modulation second = lg_net_chunks(mod, c->hidden, 6 * i + 3);
+    struct lg_modulation first = lg_net_chunks(mod, c->hidden, 6 * part);
+    struct lg_modulation second = lg_net_chunks(mod, c->hidden, 6 * part + 3);
     char name[48];
     snprintf(name, sizeof name, "transformer_blocks.%d", i);
     lg_net_block(n, i);
@@ -73,13 +85,18 @@ static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct
     lg_tensor label = lg_net_embedding(n, in->label, c->num_classes + 1, D,
                                        EMBEDDER ".class_embedder.embedding_table.weight");
     lg_tensor condition = lg_net_act(n, lg_net_add(n, t, label), LG_ACT_SILU);
+    const int together = blocks_together(c);
     for (int i = 0; i < c->depth; i++) lg_net_unit(n, "block.%d", i); /* they come before these: */
-    lg_net_unit(n, "adaln");
-    lg_tensor mod = modulations(n, c, condition);
+    for (int i = 0; i < c->depth; i += together) lg_net_unit(n, "adaln.%d", i);
     lg_net_unit(n, "out");
     lg_tensor mod_out = lg_net_linear(
         n, condition, (struct lg_layer){.out = 2 * D, .init = LG_NET_ZERO}, "proj_out_1");
-    for (int i = 0; i < c->depth; i++) x = block(n, c, x, mod, i);
+    for (int i = 0; i < c->depth; i += together) {
+        const int count = LG_MIN(together, c->depth - i);
+        lg_net_unit(n, "adaln.%d", i);
+        lg_tensor mod = modulations(n, c, condition, i, count);
+        for (int k = 0; k < count; k++) x = block(n, c, x, mod, k, i + k);
+    }
     lg_net_unit(n, "out");
     struct lg_modulation m = {.shift = lg_slice(mod_out, 1, 0, D),
                               .scale = lg_slice(mod_out, 1, D, D)};

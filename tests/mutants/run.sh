@@ -107,6 +107,7 @@ tests_of_file() {
     stages/nets/kohya*) echo kohya ;;
     stages/stored* | stages/nets/storage* | kernels/rows8*) echo storage rows8 ;;
     stages/nets/joint.*) echo denoiser_golden sequence ;;
+    stages/nets/dit.*) echo params denoiser_golden ;;
     stages/nets/sd3.*) echo denoiser_shapes denoiser_golden ;;
     config/texts.*) echo config plan ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence draw objective sampler ;;

@@ -132,6 +132,10 @@ static void test_dit(void **state)
     check(&c, none);
     check(&c, norms);
     check(&c, block);
+    c.modulation_weights =
+        1; /* each block's modulations come just before it, and their gradients just after */
+    check(&c, none);
+    check(&c, block);
 }
 
 static void test_pixart(void **state)

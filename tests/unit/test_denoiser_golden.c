@@ -65,11 +65,20 @@ static struct lg_denoiser_config plain_sd3(void)
     return c;
 }
 
+/* Each block's modulations are a product of their own. */
+static struct lg_denoiser_config products_apart(void)
+{
+    struct lg_denoiser_config c = denoiser_fixture_dit();
+    c.modulation_weights = 1;
+    return c;
+}
+
 static void test_ref64(void **state)
 {
     struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
-    struct lg_denoiser_config sd3 = denoiser_fixture_sd3();
+    struct lg_denoiser_config sd3 = denoiser_fixture_sd3(), apart = products_apart();
     compare("ref64", &dit, 1e-7);
+    compare("ref64", &apart, 1e-7);
     compare("ref64", &pixart, 1e-7);
     compare("ref64", &sd3, 1e-7);
     struct lg_denoiser_config flux = denoiser_fixture_flux();
@@ -81,8 +90,9 @@ static void test_ref64(void **state)
 static void test_host(void **state)
 {
     struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
-    struct lg_denoiser_config sd3 = denoiser_fixture_sd3();
+    struct lg_denoiser_config sd3 = denoiser_fixture_sd3(), apart = products_apart();
     compare("host", &dit, 1e-5);
+    compare("host", &apart, 1e-5);
     compare("host", &pixart, 1e-5);
     compare("host", &sd3, 1e-5);
     struct lg_denoiser_config flux = denoiser_fixture_flux();

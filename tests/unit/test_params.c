@@ -292,6 +292,31 @@ static void test_init_nets(void **state)
     lg_params_free(&t);
 }
 
+/* What ranks gather and give away at once is not much larger than a block, however large the net is. */
+static void test_units_of_large_nets(void **state)
+{
+    static const struct {
+        int hidden, depth, products;
+    } nets[] = {{768, 12, 1}, {1152, 28, 4}, {3072, 48, 48}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(nets); i++) {
+        struct lg_denoiser_config c = denoiser_fixture_dit();
+        const size_t D = (size_t)nets[i].hidden, block = 12 * D * D + 13 * D;
+        size_t modulations = 0, most = 0;
+        lg_params t;
+        c.hidden = nets[i].hidden, c.depth = nets[i].depth;
+        assert_int_equal(lg_denoiser_params(&c, &t), 0);
+        assert_int_equal(t.n_units, 2 + nets[i].depth + nets[i].products);
+        for (int u = 1 + nets[i].depth; u < t.n_units - 1; u++) {
+            modulations += t.unit[u].count;
+            most = LG_MAX(most, t.unit[u].count);
+        }
+        const size_t want = (size_t)nets[i].depth * (6 * D * D + 6 * D);
+        assert_in_range(modulations, want, want + (size_t)nets[i].products * 4096); /* alignment */
+        assert_true(most <= LG_MAX((size_t)LG_DIT_MODULATION_WEIGHTS + (64 << 10), block));
+        lg_params_free(&t);
+    }
+}
+
 /* ---- loading ---- */
 
 struct tensor {
@@ -438,13 +463,21 @@ static void test_index_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places),        cmocka_unit_test(test_units),
-        cmocka_unit_test(test_groups),        cmocka_unit_test(test_groups_refused),
-        cmocka_unit_test(test_init_by_name),  cmocka_unit_test(test_packing),
-        cmocka_unit_test(test_init),          cmocka_unit_test(test_init_shards),
-        cmocka_unit_test(test_init_large),    cmocka_unit_test(test_init_nets),
-        cmocka_unit_test(test_load),          cmocka_unit_test(test_load_sharded),
-        cmocka_unit_test(test_load_refusals), cmocka_unit_test(test_index_refusals),
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_units),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_groups_refused),
+        cmocka_unit_test(test_init_by_name),
+        cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_init),
+        cmocka_unit_test(test_init_shards),
+        cmocka_unit_test(test_init_large),
+        cmocka_unit_test(test_init_nets),
+        cmocka_unit_test(test_units_of_large_nets),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_load_sharded),
+        cmocka_unit_test(test_load_refusals),
+        cmocka_unit_test(test_index_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
