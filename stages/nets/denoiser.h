@@ -21,7 +21,7 @@
 #include <stdio.h>
 
 enum { LG_DENOISER_DEPTH_MAX = 1024, LG_FLUX_AXES = 3 };
-#define LG_DIT_MODULATION_WEIGHTS (64 << 20)
+#define LG_DIT_MODULATION_WEIGHTS (256 << 20)
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
     int channels; /* of the latent */

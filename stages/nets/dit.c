@@ -13,9 +13,9 @@
  * paper's net has one), and the output layer uses block 0's. Here there is one, under block 0's
  * name; denoiser_file.c writes it under every block's name and refuses unequal ones.
  *
- * All blocks read the same c, so the adaLN linears of several are one product, made before the first of them: mod (B, 6 D
- * blocks) is the k-th one's from column k 6 D on. Together go as many blocks as make LG_DIT_MODULATION_WEIGHTS: all of a small
- * net, each alone of a large one, where ranks that share the state would otherwise hold a third of all weights at once.
+ * All blocks read the same c, so their adaLN linears are one product, made before the first block: mod (B, depth 6 D) is block
+ * i's from column i 6 D on. Of a net with more than LG_DIT_MODULATION_WEIGHTS of them each block has a product of its own, just
+ * before it: else ranks that share the state would hold a third of all weights, and their gradient, at once.
  *
  * Initial values, as in the paper's code: Xavier uniform for linears (q, k, v as one matrix) and
  * patches, normal with 0.02 for the label table and the timestep MLP, zero for all biases, for the
@@ -30,14 +30,11 @@
 static const double FIXED_EPS =
     1e-6; /* AdaLayerNormZero's and the output norm's, whatever norm_eps is */
 
-/* Blocks whose modulations are one product: all nearly the same number. */
+/* Blocks whose modulations are one product. */
 static int blocks_together(const struct lg_denoiser_config *c)
 {
-    const int64_t weights =
-        c->modulation_weights ? c->modulation_weights : LG_DIT_MODULATION_WEIGHTS;
-    const int64_t most = LG_MAX(weights / (6 * (int64_t)c->hidden * c->hidden), 1);
-    const int64_t products = (c->depth + most - 1) / most;
-    return (int)((c->depth + products - 1) / products);
+    const int64_t most = c->modulation_weights ? c->modulation_weights : LG_DIT_MODULATION_WEIGHTS;
+    return 6 * (int64_t)c->depth * c->hidden * c->hidden <= most ? c->depth : 1;
 }
 
 /* Of blocks [from, from + count): (B, count 6 D) */
@@ -92,10 +89,9 @@ static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct
     lg_tensor mod_out = lg_net_linear(
         n, condition, (struct lg_layer){.out = 2 * D, .init = LG_NET_ZERO}, "proj_out_1");
     for (int i = 0; i < c->depth; i += together) {
-        const int count = LG_MIN(together, c->depth - i);
         lg_net_unit(n, "adaln.%d", i);
-        lg_tensor mod = modulations(n, c, condition, i, count);
-        for (int k = 0; k < count; k++) x = block(n, c, x, mod, k, i + k);
+        lg_tensor mod = modulations(n, c, condition, i, together);
+        for (int k = 0; k < together; k++) x = block(n, c, x, mod, k, i + k);
     }
     lg_net_unit(n, "out");
     struct lg_modulation m = {.shift = lg_slice(mod_out, 1, 0, D),
