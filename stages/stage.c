@@ -345,6 +345,8 @@ static void print_row(cJSON *regions, cJSON *private_bytes, const struct lg_stag
     cJSON_AddStringToObject(r, "device", row->device[0] ? row->device : "host");
     cJSON_AddNumberToObject(r, "bytes", (double)row->bytes);
     if (own) cJSON_AddNumberToObject(r, "instances", row->processes);
+    if (own && row->activations)
+        cJSON_AddNumberToObject(r, "activations", (double)row->activations);
     if (own && row->note[0]) cJSON_AddStringToObject(r, "note", row->note);
     cJSON_AddItemToArray(own ? private_bytes : regions, r);
 }

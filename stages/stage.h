@@ -77,8 +77,9 @@ struct lg_stage_bytes {
     char name[LG_REGION_NAME_BYTES];
     char device[LG_DEVICE_NAME_BYTES]; /* "host", "cuda:0" */
     size_t bytes;
-    int processes;  /* of private memory on a GPU: that many have a context there */
-    char note[512]; /* of private memory: what is to be known of it, in lines; "": nothing */
+    int processes;      /* of private memory on a GPU: that many have a context there */
+    size_t activations; /* of private memory: what memory.recompute could make less */
+    char note[512];     /* of private memory: what is to be known of it, in lines; "": nothing */
 };
 struct lg_stage_def {
     lg_role

@@ -98,7 +98,7 @@ struct rank_bytes {
     struct lg_transfer_bytes transfer;
     size_t shard, all; /* elements: its own, all that are trained */
     size_t sums;       /* additions of all ranks' gradients in a step */
-    size_t own, host, exchanged, moments;
+    size_t own, host, exchanged, moments, activations;
     char note[sizeof((struct lg_stage_bytes *)NULL)->note];
 };
 
@@ -158,7 +158,8 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
 {
     const lg_denoiser *net = nets->net[0];
     const struct lg_denoiser_bytes all = lg_denoiser_bytes_of_all(nets->net, nets->n), *b = &all;
-    struct rank_bytes r = {.host = b->host, .exchanged = b->exchanged};
+    struct rank_bytes r = {
+        .host = b->host, .exchanged = b->exchanged, .activations = b->activations};
     const size_t count = lg_shard_count(t, shard, p->shards), room = sizeof r.note;
     char text[6][32];
     lg_moments_layout moments = lg_moments_layout_of(t, shard, p->shards);
@@ -264,7 +265,8 @@ static void add_rank(const lg_config *c, const lg_plan *p, const struct rank_byt
     add_row(rows, n, b->gradients.host, exchanged, "incoming");
     add_row(rows, n, b->working.region, weights, "working");
     add_row(rows, n, b->exchanged, p->apart ? &host : &own, "exchanged");
-    rows[*n] = (struct lg_stage_bytes){.name = "private", .processes = 1, .bytes = b->own};
+    rows[*n] = (struct lg_stage_bytes){
+        .name = "private", .processes = 1, .bytes = b->own, .activations = b->activations};
     memcpy(rows[*n].device, own.device, sizeof own.device);
     snprintf(rows[*n].note, sizeof rows[*n].note, "%s", b->note);
     (*n)++;

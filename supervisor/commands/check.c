@@ -4,7 +4,7 @@
 #include "base/printable.h"
 #include "config/texts.h"
 #include "supervisor/commands/gpus.h"
-#include "supervisor/commands/memory.h"
+#include "supervisor/commands/memory_tip.h"
 #include "supervisor/core/intensity.h"
 #include "supervisor/launch/launcher.h"
 #include "supervisor/run/child.h"
@@ -30,6 +30,7 @@ struct check {
     int from, to;     /* two that do not reach each other; -1: there are none */
     size_t described; /* bytes of each GPU, which is not asked; 0: they are */
     struct lg_memory memory;
+    char *said[LG_ROLE_COUNT]; /* by each role of itself */
 };
 
 static const char *blast_radius(lg_role r)
@@ -135,7 +136,9 @@ static void ask_limits(struct check *k, const char *own_group)
         }
 }
 
-static int begin_role(const struct check *k, lg_role r, struct lg_capture *ret)
+/* more: settings beside the run's own; they count. */
+static int begin_role(const struct check *k, lg_role r, const char *const *more, int n_more,
+                      struct lg_capture *ret)
 {
     char program[LG_PATH_BYTES];
     char *argv[ARGS_MAX] = {program, (char *)(k->described ? "--described" : "--plan"),
@@ -146,9 +149,10 @@ static int begin_role(const struct check *k, lg_role r, struct lg_capture *ret)
         argv[n++] = (char *)"--role";
         argv[n++] = (char *)lg_role_name(r);
     }
-    for (int i = 0; i < k->n_set; i++) {
+    LG_ASSERT(n + 2 * (k->n_set + n_more) + 2 < ARGS_MAX);
+    for (int i = 0; i < k->n_set + n_more; i++) {
         argv[n++] = (char *)"--set";
-        argv[n++] = (char *)k->set[i];
+        argv[n++] = (char *)(i < k->n_set ? k->set[i] : more[i - k->n_set]);
     }
     if (k->plan->apart) {
         argv[n++] = (char *)"--set";
@@ -166,6 +170,8 @@ static int end_role(struct check *k, lg_role r, struct lg_capture *c)
     int rc;
     if (code == 0) {
         rc = lg_memory_add(&k->memory, r, text);
+        k->said[r] = text;
+        text = NULL;
     } else {
         lg_exit_text(code, how, sizeof how);
         rc = LG_FAIL(code > 0 && code < LG_EXIT_SIGNAL ? -code : LG_ERR_FAILED,
@@ -185,7 +191,7 @@ static int ask_roles(struct check *k)
     int rc = 0;
     for (int r = 0; r < LG_ROLE_keeper && rc == 0; r++) {
         if (!k->plan->instances[r]) continue;
-        rc = begin_role(k, (lg_role)r, &capture[r]);
+        rc = begin_role(k, (lg_role)r, NULL, 0, &capture[r]);
         begun[r] = rc == 0;
         if (!begun[r] || k->gpus.n == 0) continue;
         capture[r].timeout_ms = GPU_ROLE_MS;
@@ -216,6 +222,62 @@ static int ask(struct check *k)
     LG_TRY(ask_gpus(k));
     LG_TRY(ask_roles(k));
     return 0;
+}
+
+/* ---- what would fit ---- */
+
+/* What role r says with these settings, for the caller to free; NULL: it ends with an error. */
+static char *ask_with(const struct check *k, lg_role r, const char *const *set, int n)
+{
+    struct lg_capture capture;
+    char *text = NULL;
+    int code;
+    if (begin_role(k, r, set, n, &capture) < 0) return NULL;
+    capture.timeout_ms = GPU_ROLE_MS;
+    if (lg_capture_end(&capture, OUTPUT_BYTES_MAX, &text, &code) == 0 && code == 0) return text;
+    free(text);
+    return NULL;
+}
+
+/* The settings are about the trainer and the average. */
+static bool fits_with(void *of, const char *const *set, int n)
+{
+    struct check *k = of;
+    struct lg_memory m = {0};
+    bool fits = true;
+    for (int i = 0; i < k->memory.n_devices && fits; i++) {
+        const struct lg_memory_device *d = &k->memory.device[i];
+        fits = lg_memory_room(&m, &(struct lg_memory_room){.device = d->name,
+                                                           .product = d->product,
+                                                           .group = d->group[0] ? d->group : NULL,
+                                                           .total_bytes = d->total_bytes,
+                                                           .free_bytes = d->free_bytes}) == 0;
+    }
+    for (int r = 0; r < LG_ROLE_COUNT && fits; r++) {
+        if (!k->said[r]) continue;
+        const bool again = r == LG_ROLE_trainer || r == LG_ROLE_ema || r == LG_ROLE_ckpt;
+        char *text = again ? ask_with(k, (lg_role)r, set, n) : k->said[r];
+        fits = text && lg_memory_add(&m, (lg_role)r, text) == 0;
+        if (again) free(text);
+    }
+    fits = fits && lg_memory_fits(&m, "") == 0;
+    lg_memory_free(&m);
+    return fits;
+}
+
+static int fits(struct check *k)
+{
+    char tip[LG_MEMORY_TIP_BYTES];
+    lg_memory_tip(&k->memory, fits_with, k, tip);
+    LG_TRY(lg_memory_fits(&k->memory, tip));
+    return 0;
+}
+
+static void free_check(struct check *k)
+{
+    lg_memory_free(&k->memory);
+    for (int r = 0; r < LG_ROLE_COUNT; r++) free(k->said[r]);
+    free(k);
 }
 
 /* ---- printing ---- */
@@ -386,7 +448,7 @@ static int check_plan(struct check *k)
     lg_memory_print(&k->memory, stdout);
     print_warnings(k);
     fflush(stdout);
-    LG_TRY(lg_memory_fits(&k->memory));
+    LG_TRY(fits(k));
     return 0;
 }
 
@@ -411,8 +473,7 @@ int lg_check(const struct lg_check_args *a)
         rc = check_plan(k);
         lg_config_free(&c);
     }
-    lg_memory_free(&k->memory);
-    free(k);
+    free_check(k);
     LG_TRY(rc);
     return 0;
 }
@@ -427,9 +488,8 @@ int lg_check_room(const char *file, lg_run *r)
                         .launcher = lg_launcher_of(r),
                         .run = r};
     int rc = ask(k);
-    if (rc == 0) rc = lg_memory_fits(&k->memory);
-    lg_memory_free(&k->memory);
-    free(k);
+    if (rc == 0) rc = fits(k);
+    free_check(k);
     LG_TRY(rc);
     return 0;
 }

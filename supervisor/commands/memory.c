@@ -105,15 +105,19 @@ static int add_private(struct lg_memory *m, lg_role role, const cJSON *entry)
 {
     const cJSON *note = cJSON_GetObjectItemCaseSensitive(entry, "note");
     const char *device;
-    uint64_t bytes, instances;
+    uint64_t bytes, instances, activations = 0;
     int d;
     LG_TRY(get_text(entry, "device", &device));
     LG_TRY(get_whole(entry, "bytes", BYTES_MAX, &bytes));
     LG_TRY(get_whole(entry, "instances", LG_INSTANCES_MAX, &instances));
+    if (cJSON_HasObjectItem(entry, "activations"))
+        LG_TRY(get_whole(entry, "activations", BYTES_MAX, &activations));
     LG_TRY(find_device(m, device, &d));
     if (cJSON_IsString(note))
         snprintf(m->note[role], sizeof m->note[role], "%s", note->valuestring);
     m->device[d].private_bytes[role] += bytes;
+    m->device[d].activations += activations;
+    if (activations) m->device[d].ranks += instances;
     if (is_gpu(&m->device[d]))
         m->device[d].contexts += instances;
     else if (instances > 0)
@@ -217,7 +221,7 @@ static int fail_process(const struct lg_memory *m, lg_role r)
                    m->process_limit[r].group, lg_bytes_text(m->process_limit[r].bytes, limit));
 }
 
-static int fail_gpu(const struct lg_memory_device *d)
+static int fail_gpu(const struct lg_memory_device *d, const char *tip)
 {
     char need[32], total[32], available[32], held[32];
     lg_bytes_text(lg_memory_need(d), need);
@@ -225,11 +229,11 @@ static int fail_gpu(const struct lg_memory_device *d)
     lg_bytes_text(d->free_bytes, available);
     if (lg_memory_need(d) > d->total_bytes)
         return LG_FAIL(LG_ERR_NOSPACE,
-                       "the run needs %s of %s (%s), which has %s: lower "
+                       "the run needs %s of %s (%s), which has %s: %s%slower "
                        "trainer.micro_batch_size, vae.slice, vae.chunk, text.chunk or "
                        "window.batches, or move roles to other GPUs with trainer.gpus, vae.gpus "
                        "or text.gpus",
-                       need, d->name, d->product, total);
+                       need, d->name, d->product, total, tip, *tip ? ", or " : "");
     return LG_FAIL(LG_ERR_NOSPACE,
                    "the run needs %s of %s (%s), where %s of %s are free: others hold %s: see with "
                    "nvidia-smi who, end them, or take another GPU with trainer.gpus, vae.gpus or "
@@ -238,13 +242,22 @@ static int fail_gpu(const struct lg_memory_device *d)
                    lg_bytes_text(d->total_bytes - d->free_bytes, held));
 }
 
-int lg_memory_fits(const struct lg_memory *m)
+const struct lg_memory_device *lg_memory_small_gpu(const struct lg_memory *m)
+{
+    for (int i = 0; i < m->n_devices; i++) {
+        const struct lg_memory_device *d = &m->device[i];
+        if (is_gpu(d) && d->total_bytes && lg_memory_need(d) > d->total_bytes) return d;
+    }
+    return NULL;
+}
+
+int lg_memory_fits(const struct lg_memory *m, const char *tip)
 {
     for (int i = 0; i < m->n_devices; i++) {
         const struct lg_memory_device *d = &m->device[i];
         if (d->total_bytes == 0) continue;
         uint64_t room = is_gpu(d) ? LG_MIN(d->free_bytes, d->total_bytes) : d->total_bytes;
-        if (lg_memory_need(d) > room) return is_gpu(d) ? fail_gpu(d) : fail_host(d);
+        if (lg_memory_need(d) > room) return is_gpu(d) ? fail_gpu(d, tip) : fail_host(d);
     }
     for (int r = 0; r < LG_ROLE_COUNT; r++)
         if (m->process_limit[r].group[0] && m->process_bytes[r] > m->process_limit[r].bytes)

@@ -3,9 +3,9 @@
  *
  * A role prints
  *     {"regions": [{"name": "vae/0/weights", "device": "cuda:0", "bytes": 1}, ...],
- *      "private": [{"device": "cuda:0", "bytes": 2, "instances": 3, "note": "for people"}, ...]}
+ *      "private": [{"device": "cuda:0", "bytes": 2, "instances": 3, "activations": 1, "note": "for people"}, ...]}
  * A region that several roles name counts once. Private memory is that of these instances together; on
- * a GPU each of them has a CUDA context too, which is counted apart. */
+ * a GPU each of them has a CUDA context too, which is counted apart. Activations are a part of what a trainer rank has of it. */
 #pragma once
 #include "base/bytes.h"
 #include "config/plan.h"
@@ -30,6 +30,7 @@ struct lg_memory_device {
     char product[64];                /* "NVIDIA H200"; "" for the host or unknown */
     uint64_t region_bytes, private_bytes[LG_ROLE_COUNT];
     uint64_t contexts;                /* processes with a CUDA context on it */
+    uint64_t activations, ranks;      /* of the ranks on it together; how many they are */
     uint64_t total_bytes, free_bytes; /* what is there; total 0: unknown */
     char group[LG_GROUP_TEXT_BYTES];  /* the control group whose limit total_bytes is; "": none */
 };
@@ -75,8 +76,11 @@ void lg_memory_limit(struct lg_memory *m, lg_role r, const char *group, uint64_t
 uint64_t lg_memory_private(const struct lg_memory_device *d);
 uint64_t lg_memory_contexts(const struct lg_memory_device *d);
 uint64_t lg_memory_need(const struct lg_memory_device *d); /* all of it */
+/* A GPU that has less than is needed of it, whoever else uses it; NULL: none. */
+const struct lg_memory_device *lg_memory_small_gpu(const struct lg_memory *m);
 /* LG_ERR_NOSPACE, naming device, need, room and what to change, when a GPU's free memory or all of
- * the host's is less than the need; or when one process needs more private memory than it may have. */
-int lg_memory_fits(const struct lg_memory *m);
+ * the host's is less than the need; or when one process needs more private memory than it may have.
+ * tip: of a GPU that is too small, what to change first, "set ..."; "": nothing is known. */
+int lg_memory_fits(const struct lg_memory *m, const char *tip);
 /* Regions, then a block for each device. */
 void lg_memory_print(const struct lg_memory *m, FILE *out);

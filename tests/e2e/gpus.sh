@@ -66,6 +66,22 @@ export -f described
 says "GPUs are described" 0 bash -c 'described --memory 24GiB' -- '^vae .*cuda:1 ' '^cuda:1  described' \
     'free now +24\.0 GiB of 24\.0 GiB' 'none is asked: kernels of 8\.0; workspaces are bounds' 'activations .*, workspace'
 says "GPUs that are described: too small" 6 bash -c 'described --memory 1GiB' -- 'of cuda:0 \(described\), which has 1\.0 GiB'
+# What is said to fit does.
+"$e2e_build/bin/lg-random-model" latents --count 4 --size 32 "$T/noise" || exit 1
+large() {
+    env LG_BACKEND_DIR="$T/none" "$LGSUP" check examples/dit-xl2/pipeline-class.toml --set device=cuda --set data.path="$T/noise" --set data.latent_size=32 \
+        --set data.flip=false --set vae.model= --set model.depth=8 --set trainer.global_batch_size=256 --set trainer.micro_batch_size=256 \
+        --set job.dir="$T/large" "$@"
+}
+export -f large
+export T
+says "too small a GPU: a budget" 6 bash -c 'large --memory 20GB' -- 'has 18\.6 GiB: set memory\.recompute = "budget:[0-9.]*GiB", with which it fits \(no bits change\), or lower trainer\.micro'
+budget=$(large --memory 20GB 2>&1 | sed -n 's/.*"\(budget:[^"]*\)".*/\1/p')
+says "that budget" 0 bash -c "large --memory 20GB --set memory.recompute=$budget" -- 'recomputed: '
+says "too small a GPU: offload" 6 bash -c 'large --memory 13GB' -- 'set memory\.recompute = "block" and memory\.offload_activations = true, with'
+says "offload" 0 bash -c 'large --memory 13GB --set memory.recompute=block --set memory.offload_activations=true' -- 'cuda:0  described'
+says "too small a GPU: the average, too" 6 bash -c 'large --memory 11.5GB' -- 'offload_activations = true and memory\.offload_ema = true, with'
+says "far too small a GPU" 6 bash -c 'large --memory 4GB' -- 'has 3\.7 GiB: lower trainer\.micro'
 says "GPUs that are described: no size" 2 bash -c 'described --memory much' -- '--memory much is no size like 24GiB'
 says "GPUs that are described: apart" 0 bash -c 'described --memory 24GiB --set parallel.exchange=host' -- 'goes through host memory'
 

@@ -1,7 +1,7 @@
 /* What a run needs on each device: adding up what roles print, refusing what is no such thing, and the
  * sentences when it does not fit; what lg-device tells of GPUs. */
 #include "supervisor/commands/gpus.h"
-#include "supervisor/commands/memory.h"
+#include "supervisor/commands/memory_tip.h"
 #include "tests/unit/scratch.h"
 #include <setjmp.h>
 #include <stdio.h>
@@ -229,30 +229,100 @@ static void test_fits(void **state)
 {
     struct lg_memory *m = *state;
     add(m, LG_ROLE_trainer, trainer);
-    assert_int_equal(lg_memory_fits(m), 0); /* nothing known of what is there */
+    assert_int_equal(lg_memory_fits(m, ""), 0); /* nothing known of what is there */
     uint64_t need = lg_memory_need(device(m, "cuda:0"));
     room(m, "cuda:0", 2 * need, need);
-    assert_int_equal(lg_memory_fits(m), 0); /* to the byte */
+    assert_int_equal(lg_memory_fits(m, ""), 0); /* to the byte */
     room(m, "cuda:0", 2 * need, need - 1);
-    assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
+    assert_int_equal(lg_memory_fits(m, ""), LG_ERR_NOSPACE);
     assert_message(
         "the run needs 548.0 MiB of cuda:0 (NVIDIA H200), where 548.0 MiB of 1.1 GiB are "
         "free: others hold 548.0 MiB: see with nvidia-smi who, end them, or take another "
         "GPU with trainer.gpus");
     room(m, "cuda:0", need - 1, need - 1);
-    assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
+    assert_int_equal(lg_memory_fits(m, ""), LG_ERR_NOSPACE);
     assert_message("of cuda:0 (NVIDIA H200), which has 548.0 MiB: lower trainer.micro_batch_size");
+    assert_int_equal(lg_memory_fits(m, "set this"), LG_ERR_NOSPACE);
+    assert_message("which has 548.0 MiB: set this, or lower trainer.micro_batch_size");
     room(m, "cuda:0", 141 * GIB, 141 * GIB);
     room(m, "cuda:1", GIB / 2, GIB / 2);
-    assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
+    assert_int_equal(lg_memory_fits(m, ""), LG_ERR_NOSPACE);
     assert_message("of cuda:1");
     room(m, "cuda:1", 141 * GIB, 140 * GIB);
     add(m, LG_ROLE_loader, PRIVATE("{\"device\": \"host\", \"bytes\": 4096, \"instances\": 1}"));
     room(m, "host", 4096, 0); /* what is free there comes and goes: a warning, no refusal */
-    assert_int_equal(lg_memory_fits(m), 0);
+    assert_int_equal(lg_memory_fits(m, ""), 0);
     room(m, "host", 4095, 4095);
-    assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
+    assert_int_equal(lg_memory_fits(m, ""), LG_ERR_NOSPACE);
     assert_message("the run needs 4.0 KiB of the host's memory, this machine has 4.0 KiB: lower");
+}
+
+/* ---- what would fit ---- */
+
+/* The n-th way that is tried is enough; what was tried. */
+struct tries {
+    int n, enough;
+    char said[512];
+};
+static bool try(void *of, const char *const *set, int n)
+{
+    struct tries *t = of;
+    for (int i = 0; i < n; i++) {
+        strcat(t->said, set[i]);
+        strcat(t->said, i + 1 < n ? " " : "; ");
+    }
+    return ++t->n == t->enough;
+}
+
+/* A rank that needs `bytes` of a GPU of `total` for itself, of which `activations` are such. */
+static void check_tip(uint64_t bytes, uint64_t activations, int ranks, uint64_t total, int enough,
+                      const char *tried, const char *tip)
+{
+    struct lg_memory m = {0};
+    struct tries t = {.enough = enough};
+    char json[512], got[LG_MEMORY_TIP_BYTES];
+    snprintf(json, sizeof json,
+             "{\"regions\": [], \"private\": [{\"device\": \"cuda:0\", \"bytes\": %llu, "
+             "\"instances\": 1, \"activations\": %llu}%s]}",
+             (unsigned long long)bytes, (unsigned long long)activations,
+             ranks > 1 ? ", {\"device\": \"cuda:0\", \"bytes\": 1, \"instances\": 1, "
+                         "\"activations\": 1}"
+                       : "");
+    add(&m, LG_ROLE_trainer, json);
+    room(&m, "cuda:0", total + (uint64_t)ranks * LG_CUDA_CONTEXT_BYTES, 0);
+    lg_memory_tip(&m, try, &t, got);
+    assert_string_equal(t.said, tried);
+    assert_string_equal(got, tip);
+    lg_memory_free(&m);
+}
+
+#define BLOCK   "memory.recompute=block; "
+#define OFFLOAD "memory.recompute=block memory.offload_activations=true; "
+#define AVERAGE "memory.recompute=block memory.offload_activations=true memory.offload_ema=true; "
+static void test_tip(void **state)
+{
+    (void)state;
+    check_tip(10 * GIB, 8 * GIB, 1, 10 * GIB, 1, "", ""); /* large enough */
+    check_tip(10 * GIB, 8 * GIB, 1, 5 * GIB, 1, "memory.recompute=budget:3.0GiB; ",
+              "set memory.recompute = \"budget:3.0GiB\", with which it fits (no bits change)");
+    /* Down to what is offered. */
+    check_tip(10 * GIB + 1, 8 * GIB, 1, 5 * GIB, 1, "memory.recompute=budget:2.9GiB; ",
+              "set memory.recompute = \"budget:2.9GiB\", with which it fits (no bits change)");
+    check_tip(10 * GIB, 8 * GIB, 1, 2 * GIB + (5 << 20), 1, "memory.recompute=budget:5MiB; ",
+              "set memory.recompute = \"budget:5MiB\", with which it fits (no bits change)");
+    check_tip(10 * GIB, 8 * GIB, 1, 5 * GIB, 2, "memory.recompute=budget:3.0GiB; " BLOCK,
+              "set memory.recompute = \"block\", with which it fits (no bits change)");
+    check_tip(10 * GIB, 8 * GIB, 1, 2 * GIB, 2, BLOCK OFFLOAD,
+              "set memory.recompute = \"block\" and memory.offload_activations = true, with which "
+              "it fits (no bits change)");
+    check_tip(10 * GIB, 8 * GIB, 1, 1 * GIB, 3, BLOCK OFFLOAD AVERAGE,
+              "set memory.recompute = \"block\", memory.offload_activations = true and "
+              "memory.offload_ema = true, with which it fits (no bits change)");
+    check_tip(10 * GIB, 8 * GIB, 1, 1 * GIB, 9, BLOCK OFFLOAD AVERAGE, "");
+    /* Two ranks on one GPU, each with half of what is too much. */
+    check_tip(12 * GIB - 1, 8 * GIB - 1, 2, 9 * GIB, 1, "memory.recompute=budget:2.5GiB; ",
+              "set memory.recompute = \"budget:2.5GiB\", with which it fits (no bits change)");
+    check_tip(10 * GIB, 0, 1, 5 * GIB, 1, "", ""); /* nobody trains there */
 }
 
 /* ---- GPUs ---- */
@@ -467,8 +537,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_sums),         TEST(test_print),   TEST(test_refuses), TEST(test_largest),
-        TEST(test_many_regions), TEST(test_devices), TEST(test_fits),    TEST(test_used),
-        TEST(test_parse),        TEST(test_check),   TEST(test_apart),   TEST(test_parse_many),
+        TEST(test_many_regions), TEST(test_devices), TEST(test_fits),    cmocka_unit_test(test_tip),
+        TEST(test_used),         TEST(test_parse),   TEST(test_check),   TEST(test_apart),
+        TEST(test_parse_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
