@@ -349,12 +349,12 @@ static int check(const struct lg_index *x, const struct lg_index_source *s, cons
     const uint64_t *n = s->n_of_kind;
     if (n[LG_MEMBER_PICTURE] + n[LG_MEMBER_CLIP] + n[LG_MEMBER_LATENT] == 0)
         return LG_FAIL(LG_ERR_CONFIG,
-                       "data.path: no picture in %s (%zu shards or folders, %zu samples without a "
-                       "picture, %zu links out of the folder, which are not followed); looked for "
-                       ".png, .jpg, .jpeg, .webp%s and .latent.safetensors%s",
-                       path, s->n_shards, (size_t)s->count, x->links_out,
-                       o->clips ? ", .mp4, .m4v, .mov, .webm, .mkv, .gif" : "",
-                       o->clips ? "" : " (to read clips, .mp4, .gif and others, set data.frames)");
+                       "data.path: no picture in %s%s (%zu shards or folders, %zu samples without "
+                       "a picture, %zu links out of the folder, which are not followed); looked "
+                       "for .png, .jpg, .jpeg, .webp%s and .latent.safetensors",
+                       path, o->clips ? "" : ", and clips are read with data.frames", s->n_shards,
+                       (size_t)s->count, x->links_out,
+                       o->clips ? ", .mp4, .m4v, .mov, .webm, .mkv, .gif" : "");
     if (!n[LG_MEMBER_LATENT] != !x->source[0].n_of_kind[LG_MEMBER_LATENT])
         return LG_FAIL(LG_ERR_CONFIG,
                        "data.path: %s holds %s, unlike the first source: encode all of them before "
