@@ -3,6 +3,7 @@
 # Targets: micro-data   models and pictures of examples/micro
 # Targets: micro-video  and its clips
 # Targets: chaos        the crash campaign: KILLS=20000 SEED=1 JOBS=1; writes docs/reliability.md
+# Targets: chaos-nets   random pipelines of every net, run twice: RUNS=200 SEED=1 ONLY=flux (python3)
 # Targets: chaos-hosts  several hosts under fire: KILLS=500 DEATHS=100 CUTS=50 LEADERS=20 SEED=1 (root; tests/hosts/README.md)
 # Targets: chaos-bundle the campaign for another machine: relocatable directory build/chaos-bundle
 
@@ -31,7 +32,7 @@ $(CHAOS_DIR)/libchaos.so: tests/chaos/shim.c tests/chaos/shim.h tests/chaos/call
 	@echo "  CC    $<"
 	$(Q)$(CC) -std=c17 -g -O2 -D_GNU_SOURCE -I. -fPIC -shared $(CWARN) -o $@ $< -ldl
 
-.PHONY: micro-data micro-video chaos chaos-hosts chaos-programs chaos-bundle
+.PHONY: micro-data micro-video chaos chaos-nets chaos-hosts chaos-programs chaos-bundle
 $(MICRO)/.made: tests/chaos/make_micro.c $(SPIECE) | $(CHAOS_DIR)/make_micro
 	@echo "  DATA  $(MICRO)"
 	$(Q)rm -rf $(MICRO) && $(CHAOS_DIR)/make_micro $(SPIECE) $(MICRO) && touch $@
@@ -63,6 +64,12 @@ chaos: deps
 	    $(if $(CHAOS_TAR),--tar $(CHAOS_TAR)) $(CHAOS_ARGS) || rc=$$?; \
 	$(CHAOS_DIR)/chaos --report $(REPORT) --notes tests/chaos/notes.md $(sort $(wildcard $(BUILD)/chaos/*) $(CHAOS_HOME)) && echo "report: $(REPORT)"; \
 	exit $$rc
+
+chaos-nets: DEPS += python3
+chaos-nets: deps
+	$(Q)$(MAKE) -s -j$(shell nproc) all example-data
+	$(Q)python3 tests/chaos/nets.py --build $(BUILD) --home $(BUILD)/chaos-nets --seed $(SEED) --runs $(or $(RUNS),200) \
+	    $(if $(ONLY),--only $(ONLY))
 
 chaos-hosts: KILLS = 500
 chaos-hosts: DEPS += iproute2
