@@ -7,7 +7,7 @@
  * root mean square over several.
  *
  * usage: test_nets_cuda [NET]
- *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart, tiny_sd3, sd3,
+ *        NET: tiny_dit, tiny_dit_apart, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart, tiny_sd3, sd3,
  *        tiny_flux, flux, tiny_sd2, tiny_sdxl, unet, tiny_latte, latte, tiny_ltx, ltx, or one of ADAPTED */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
@@ -22,6 +22,20 @@ struct net {
 };
 static const struct net NETS[] = {
     {"tiny_dit", 3, DENOISER_SHAPE(LG_DIT, 4, 8, 8, 2, 64, 2, 2, 4, 5, 0, 0, 1e-5)},
+    {"tiny_dit_apart", /* each block's modulations are a product of their own, as in large ones */
+     3,
+     {.kind = LG_DIT,
+      .channels = 4,
+      .height = 8,
+      .width = 8,
+      .patch = 2,
+      .hidden = 64,
+      .depth = 3,
+      .heads = 2,
+      .mlp_ratio = 4,
+      .num_classes = 5,
+      .modulation_weights = 1,
+      .norm_eps = 1e-5}},
     {"tiny_pixart", 3, DENOISER_SHAPE(LG_PIXART, 4, 8, 12, 2, 96, 2, 3, 4, 0, 6, 40, 1e-6)},
     {"sized_pixart",
      3,
