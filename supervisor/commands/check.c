@@ -273,6 +273,19 @@ static int fits(struct check *k)
     return 0;
 }
 
+/* Recomputation costs time: is there room for less of it? */
+static void print_room(struct check *k)
+{
+    const struct lg_strlist *words = &k->config->memory_recompute;
+    char word[LG_MEMORY_TIP_BYTES];
+    if (!words->n || !strcmp(words->v[0], "none")) return;
+    lg_memory_less_recomputed(&k->memory, fits_with, k, word);
+    if (*word)
+        printf("note: memory.recompute = \"%s\" fits, too, with less computed twice (no bits "
+               "change)\n",
+               word);
+}
+
 static void free_check(struct check *k)
 {
     lg_memory_free(&k->memory);
@@ -449,6 +462,7 @@ static int check_plan(struct check *k)
     print_warnings(k);
     fflush(stdout);
     LG_TRY(fits(k));
+    print_room(k);
     return 0;
 }
 

@@ -81,6 +81,11 @@ says "that budget" 0 bash -c "large --memory 20GB --set memory.recompute=$budget
 says "too small a GPU: offload" 6 bash -c 'large --memory 13GB' -- 'set memory\.recompute = "block" and memory\.offload_activations = true, with'
 says "offload" 0 bash -c 'large --memory 13GB --set memory.recompute=block --set memory.offload_activations=true' -- 'cuda:0  described'
 says "too small a GPU: the average, too" 6 bash -c 'large --memory 11.5GB' -- 'offload_activations = true and memory\.offload_ema = true, with'
+recomputed() { large "$@" --set memory.recompute=block; }
+export -f recomputed
+says "room for all" 0 bash -c 'recomputed --memory 40GB' -- 'note: memory\.recompute = "none" fits, too, with less computed twice'
+says "room for some" 0 bash -c 'recomputed --memory 20GB' -- 'note: memory\.recompute = "budget:[0-9.]*GiB" fits, too'
+says "no room for more" 0 bash -c "! recomputed --memory 14.2GB | grep -q note:.*recompute" --
 says "far too small a GPU" 6 bash -c 'large --memory 4GB' -- 'has 3\.7 GiB: lower trainer\.micro'
 says "GPUs that are described: no size" 2 bash -c 'described --memory much' -- '--memory much is no size like 24GiB'
 says "GPUs that are described: apart" 0 bash -c 'described --memory 24GiB --set parallel.exchange=host' -- 'goes through host memory'

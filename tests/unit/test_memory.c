@@ -325,6 +325,41 @@ static void test_tip(void **state)
     check_tip(10 * GIB, 0, 1, 5 * GIB, 1, "", ""); /* nobody trains there */
 }
 
+/* A rank that has `bytes` for itself, `activations` of them, on a GPU of which `unused` more are there. */
+static void check_less(uint64_t bytes, uint64_t activations, uint64_t unused, int enough,
+                       const char *tried, const char *less)
+{
+    struct lg_memory m = {0};
+    struct tries t = {.enough = enough};
+    char json[256], got[LG_MEMORY_TIP_BYTES];
+    snprintf(json, sizeof json,
+             "{\"regions\": [], \"private\": [{\"device\": \"cuda:0\", \"bytes\": %llu, "
+             "\"instances\": 1, \"activations\": %llu}]}",
+             (unsigned long long)bytes, (unsigned long long)activations);
+    add(&m, LG_ROLE_trainer, json);
+    const uint64_t there = lg_memory_need(device(&m, "cuda:0")) + unused;
+    room(&m, "cuda:0", 2 * there, there);
+    lg_memory_less_recomputed(&m, try, &t, got);
+    assert_string_equal(t.said, tried);
+    assert_string_equal(got, less);
+    lg_memory_free(&m);
+}
+
+static void test_less_recomputed(void **state)
+{
+    (void)state;
+    const uint64_t context = LG_CUDA_CONTEXT_BYTES;
+    /* Of 50 GiB one is to stay free. */
+    check_less(20 * GIB, 10 * GIB, 30 * GIB - context, 1, "memory.recompute=none; ", "none");
+    check_less(20 * GIB, 10 * GIB, 30 * GIB - context, 2,
+               "memory.recompute=none; memory.recompute=budget:38.4GiB; ", "budget:38.4GiB");
+    check_less(20 * GIB, 10 * GIB, 30 * GIB - context, 9,
+               "memory.recompute=none; memory.recompute=budget:38.4GiB; ", "");
+    check_less(45 * GIB, 40 * GIB, 4 * GIB, 1, "", ""); /* less than a tenth more */
+    check_less(45 * GIB, 10 * GIB, GIB / 2, 1, "", "");
+    check_less(45 * GIB, 0, 40 * GIB, 1, "", "");
+}
+
 /* ---- GPUs ---- */
 
 #define GOOD(number, peers)                                                                        \
@@ -536,10 +571,11 @@ static void test_apart(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_sums),         TEST(test_print),   TEST(test_refuses), TEST(test_largest),
-        TEST(test_many_regions), TEST(test_devices), TEST(test_fits),    cmocka_unit_test(test_tip),
-        TEST(test_used),         TEST(test_parse),   TEST(test_check),   TEST(test_apart),
-        TEST(test_parse_many),
+        TEST(test_sums),    TEST(test_print),           TEST(test_refuses),
+        TEST(test_largest), TEST(test_many_regions),    TEST(test_devices),
+        TEST(test_fits),    cmocka_unit_test(test_tip), cmocka_unit_test(test_less_recomputed),
+        TEST(test_used),    TEST(test_parse),           TEST(test_check),
+        TEST(test_apart),   TEST(test_parse_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
