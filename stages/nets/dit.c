@@ -85,13 +85,17 @@ static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct
     const int together = blocks_together(c);
     for (int i = 0; i < c->depth; i++) lg_net_unit(n, "block.%d", i); /* they come before these: */
     for (int i = 0; i < c->depth; i += together) lg_net_unit(n, "adaln.%d", i);
+    lg_net_unit(n, "adaln.0");
+    lg_tensor mod = modulations(n, c, condition, 0, together);
     lg_net_unit(n, "out");
     lg_tensor mod_out = lg_net_linear(
         n, condition, (struct lg_layer){.out = 2 * D, .init = LG_NET_ZERO}, "proj_out_1");
-    for (int i = 0; i < c->depth; i += together) {
-        lg_net_unit(n, "adaln.%d", i);
-        lg_tensor mod = modulations(n, c, condition, i, together);
-        for (int k = 0; k < together; k++) x = block(n, c, x, mod, k, i + k);
+    for (int i = 0; i < c->depth; i++) {
+        if (i && i % together == 0) {
+            lg_net_unit(n, "adaln.%d", i);
+            mod = modulations(n, c, condition, i, together);
+        }
+        x = block(n, c, x, mod, i % together, i);
     }
     lg_net_unit(n, "out");
     struct lg_modulation m = {.shift = lg_slice(mod_out, 1, 0, D),
