@@ -205,6 +205,7 @@ static bool fits_with(void *of, const char *const *set, int n)
     struct check *k = of;
     struct lg_memory m = {0};
     bool fits = true;
+    memcpy(m.process_limit, k->memory.process_limit, sizeof m.process_limit);
     for (int i = 0; i < k->memory.n_devices && fits; i++) {
         const struct lg_memory_device *d = &k->memory.device[i];
         fits = lg_memory_room(&m, &(struct lg_memory_room){.device = d->name,
