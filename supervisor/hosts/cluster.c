@@ -256,6 +256,7 @@ bool lg_cluster_finish(lg_cluster *c)
     pthread_mutex_lock(&c->lock);
     const bool first = !c->group.done;
     lg_group_finish(&c->group);
+    if (first) c->next_beat_ns = 0; /* the others wait for this word */
     const bool finished = lg_group_is_finished(&c->group, lg_now_ns());
     pthread_mutex_unlock(&c->lock);
     if (first) wake(c);

@@ -193,6 +193,7 @@ static void look_for_run(struct lg_group *g, int64_t now_ns)
             (b->epoch.formation == g->own.epoch.formation && b->epoch.number > g->own.epoch.number))
             g->own.epoch = b->epoch;
     }
+    if (g->own.epoch.number) g->company = g->own.epoch.formation;
 }
 
 /* ---- the first epoch ---- */
@@ -236,14 +237,15 @@ static unsigned form(struct lg_group *g, int64_t now_ns)
     return lg_group_enter(g, &e);
 }
 
-/* Those whom this one has waited for say that they have nothing left to do. */
+/* Those whom this one has waited for have said that they have nothing left to do. They may be gone by now, and this one
+ * may have been stopped while they said it. */
 static bool has_ended(const struct lg_group *g, int64_t now_ns)
 {
     bool done = false;
     for (int p = 0; p < g->setup.places; p++) {
-        if (p == g->setup.place || !lg_group_is_up(g, p, now_ns)) continue;
-        if (g->last[p].phase == LG_GROUP_member) return false;
-        done |= g->last[p].phase == LG_GROUP_done;
+        if (p == g->setup.place) continue;
+        if (g->last[p].phase == LG_GROUP_member && lg_group_is_up(g, p, now_ns)) return false;
+        done |= g->last[p].phase == LG_GROUP_done && g->last[p].epoch.formation == g->company;
     }
     return done && g->company_ns;
 }
@@ -260,6 +262,7 @@ static unsigned join(struct lg_group *g, int64_t now_ns)
 /* The others may have taken in another machine under that number, or ended meanwhile. */
 static unsigned wait_to_be_taken_in(struct lg_group *g, int64_t now_ns)
 {
+    if (has_ended(g, now_ns)) return lose(g, "the run has ended before this host was one of it");
     if (g->own.epoch.members >> g->own.number & 1 && g->own.epoch.number)
         return lose(g, "another machine has taken the place that was offered to this one");
     if (now_ns - g->company_ns > LONELY_SILENCES * g->setup.silence_ns)
@@ -435,6 +438,7 @@ unsigned lg_group_look(struct lg_group *g, const struct lg_group_facts *facts, i
 const struct lg_beat *lg_group_beat(struct lg_group *g, int64_t now_ns)
 {
     g->own.sent_ns = LG_MAX(now_ns, g->own.sent_ns + 1);
+    if (g->own.phase == LG_GROUP_done && !g->done_sent_ns) g->done_sent_ns = g->own.sent_ns;
     for (int p = 0; p < g->setup.places; p++) {
         g->own.heard[p].life = g->last[p].life;
         g->own.heard[p].sent_ns = g->last[p].sent_ns;
@@ -471,11 +475,24 @@ void lg_group_finish(struct lg_group *g)
     if (g->own.phase == LG_GROUP_member) g->own.phase = LG_GROUP_done;
 }
 
+/* Machines that wait to be one of the run, and do not know yet that this host has nothing left to do. */
+static bool are_unaware(const struct lg_group *g, int64_t now_ns)
+{
+    for (int p = 0; p < g->setup.places; p++) {
+        const struct lg_beat *b = &g->last[p];
+        if (p == g->setup.place || !lg_group_is_up(g, p, now_ns)) continue;
+        if (b->phase != LG_GROUP_joining && b->phase != LG_GROUP_coming) continue;
+        if (!g->done_sent_ns || b->heard[g->setup.place].sent_ns < g->done_sent_ns) return true;
+    }
+    return false;
+}
+
 /* A host that has more to do may need ours for it (a checkpoint to be published, say); one that is gone does not. */
 bool lg_group_is_finished(const struct lg_group *g, int64_t now_ns)
 {
     const struct lg_epoch *e = &g->own.epoch;
     if (g->own.phase != LG_GROUP_done) return true;
+    if (are_unaware(g, now_ns)) return false;
     for (int h = 0; h < g->setup.count; h++) {
         const int p = e->place[h];
         if (!(e->members >> h & 1) || p == g->setup.place) continue;

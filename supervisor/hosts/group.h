@@ -141,8 +141,10 @@ struct lg_group {
     struct lg_epoch linking; /* number 0: none under way */
     bool link_waits;
     int64_t ballot_ns;
-    int64_t company_ns;  /* joining, coming: when a member was up last; 0: never */
-    bool quorum_missing; /* members are lost, and what is left may not decide: for people */
+    int64_t company_ns;   /* joining, coming: when a member was up last; 0: never */
+    uint64_t company;     /* of which formation it was */
+    int64_t done_sent_ns; /* of the first beat that said so; 0: none yet */
+    bool quorum_missing;  /* members are lost, and what is left may not decide: for people */
     bool done;
     char text[LG_GROUP_TEXT];
 };
@@ -174,7 +176,7 @@ bool lg_group_place(const struct lg_group *g, int *ret_number, struct lg_origin 
                     bool *ret_comes);
 /* The board is made for what lg_group_place said. */
 void lg_group_come(struct lg_group *g, int number, uint64_t state);
-/* Nothing is left to do here. True: the others know, or are gone themselves. */
+/* Nothing is left to do here. True: the others are as far, those who wait to be one of the run know, or they are gone. */
 void lg_group_finish(struct lg_group *g);
 bool lg_group_is_finished(const struct lg_group *g, int64_t now_ns);
 bool lg_group_is_up(const struct lg_group *g, int place, int64_t now_ns);

@@ -40,13 +40,17 @@ rm "$T/stall"
 "$HOSTS" on 0
 mkdir "$S/checkpoints/.tmp-tiny_step999999.ff" # that somebody is writing
 LD_PRELOAD=$stall host_start files 0
-sleep 1
+check "it knows of the run" wait_until 60 said files 0 "goes on with all of its 2 hosts"
 at=$(newest)
 check "who comes is no trouble" wait_until 120 newer_than "$at"
 check "and takes nothing away that another is writing" rmdir "$S/checkpoints/.tmp-tiny_step999999.ff"
+on 0 pkill -STOP -x lgsup # is not there to hear the end
 host_stop files 1
-hosts_wait files 1 2 0
-expect "all stop" "0 0 0" "$codes"
+hosts_wait files 1 2
+on 0 pkill -CONT -x lgsup
+expect "all stop" "0 0" "$codes"
+hosts_wait files 0
+expect "and the spare, which hears of it later" 0 "$codes"
 last=$(newest)
 for n in $(cd "$S/checkpoints" && ls -d tiny_step* | sed 's/.*_step//'); do
     [ "$(written "$n")" -eq 1 ] || fail "step $n was published $(written "$n") times"

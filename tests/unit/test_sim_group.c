@@ -8,7 +8,8 @@
  *     test_sim_group FROM-TO [PLANT]      many
  *
  * What must hold: an epoch of one number is the same wherever it is entered; a state of a host is made by one life of it;
- * and when the trouble has an end, all hosts of the run come together and make steps again. */
+ * when the trouble has an end, all hosts of the run come together and make steps again; and when the run has nothing left
+ * to do, all of its hosts end, and whoever waited to be one of them. */
 #include "base/clock.h"
 #include "base/philox.h"
 #include "supervisor/hosts/group.h"
@@ -30,6 +31,8 @@ enum {
     LOOK_MS = 50,
     TROUBLE_MS = 40000,
     PEACE_MS = 90000, /* a member alone waits for LONELY_SILENCES, twice in a row at worst */
+    ENDING_MS = 10000,
+    APART_MS = 2000, /* hosts are done, and waiting machines stopped, within that time */
     WIRE_MAX = 4096,
     EPOCHS_MAX = 512,
     STATES_MAX = 8192,
@@ -46,7 +49,8 @@ enum {
     X(KEEPS_LIFE, "a machine that starts anew says that it is the former one")                     \
     X(RESTS_EARLY, "an epoch is said to rest while a member goes on")                              \
     X(TAKES_BLINDLY, "the operator takes while the others live")                                   \
-    X(STOPS_NEVER, "who has lost goes on")
+    X(STOPS_NEVER, "who has lost goes on")                                                         \
+    X(LEAVES_AT_ONCE, "a host that is done does not wait until those who wait for it know")
 enum plant {
 #define X(name, what) PLANT_##name,
     PLANTS(X)
@@ -66,8 +70,10 @@ struct board {
 
 struct machine {
     bool runs, supervised; /* it is on; its lgsup lives */
+    bool waits,
+        ended; /* it was there, without a part in the run, when that ended; it has ended in order */
     uint64_t life;
-    int64_t skew_ms, next_look_ms, next_beat_ms, back_ms, pause_ms, blocked_ms;
+    int64_t skew_ms, next_look_ms, next_beat_ms, back_ms, pause_ms, blocked_ms, done_ms;
     struct lg_group group;
     struct board board;
 };
@@ -94,7 +100,7 @@ static struct world {
     struct {
         uint64_t formation, life[LG_HOSTS_MAX];
     } maker[STATES_MAX];
-    uint64_t steps, epochs, deaths, losses, takes, comers, forks;
+    uint64_t steps, epochs, deaths, losses, takes, comers, forks, waiters;
     char why[300];
 } w;
 
@@ -367,6 +373,7 @@ static void obey(struct machine *m, unsigned news)
         w.losses++;
         m->back_ms = w.now_ms + 500 + draw(3000);
     }
+    if (news & LG_GROUP_ENDED) m->ended = true;
     if (news || placed) send(place);
     if (news & LG_GROUP_LINK)
         obey(m, lg_group_linked(&m->group,
@@ -393,10 +400,39 @@ static void deliver(void)
             continue;
         }
         struct machine *m = &w.machine[l->to];
+        if (m->done_ms && w.now_ms < m->pause_ms) { /* its kernel keeps it */
+            i++;
+            continue;
+        }
         if (m->runs && m->supervised && !lg_group_hear(&m->group, &l->beat, clock_ns(m)))
             failed("a beat makes no sense", l->beat.place, 0);
         *l = w.wire[--w.letters];
     }
+}
+
+/* What was made after that state by those who are gone is gone with them, and may be made again. */
+static void forget(uint64_t state)
+{
+    for (uint64_t s = state + 1; s < STATES_MAX; s++)
+        for (int h = 0; h < w.count; h++) {
+            bool lives = false;
+            for (int p = 0; p < w.places; p++)
+                lives |= w.machine[p].runs && w.machine[p].life == w.maker[s].life[h];
+            if (!lives) w.maker[s].life[h] = 0;
+        }
+}
+
+/* Some go on in a later epoch, of which these know nothing. */
+static bool is_left_behind(const struct lg_epoch *e)
+{
+    for (int p = 0; p < w.places; p++) {
+        const struct machine *m = &w.machine[p];
+        const struct lg_epoch *its = &m->board.epoch;
+        if (m->runs && m->board.made && m->group.own.phase != LG_GROUP_lost &&
+            its->formation == e->formation && its->number > e->number)
+            return true;
+    }
+    return false;
 }
 
 /* Goes by what is true: nobody else of the epoch goes on. */
@@ -411,6 +447,7 @@ static void operate(struct machine *m)
     m->blocked_ms += TICK_MS;
     if (m->blocked_ms < 3000 || w.plant == PLANT_STOPS_NEVER) return;
     m->blocked_ms = 0;
+    if (w.plant != PLANT_TAKES_BLINDLY && is_left_behind(e)) return;
     for (int h = 0; h < w.count && w.plant != PLANT_TAKES_BLINDLY; h++) {
         if (!(e->members >> h & 1) || holder(e, h) == m || !holder(e, h)) continue;
         if (!is_linked((int)(m - w.machine), e->place[h])) return;
@@ -421,6 +458,7 @@ static void operate(struct machine *m)
     }
     if (lg_group_take(&m->group, clock_ns(m), &news) < 0) return;
     w.takes++;
+    forget(m->board.state);
     tell((int)(m - w.machine), "is taken, epoch", m->group.own.epoch.number);
     obey(m, news);
 }
@@ -466,8 +504,30 @@ static void disturb(void)
     }
 }
 
+/* A beat on which nobody who waits may depend: most of them are lost, but what the kernel of a stopped machine has taken. */
+static void send_in_vain(const struct machine *m)
+{
+    const int before = w.letters;
+    send((int)(m - w.machine));
+    for (int i = w.letters - 1; i >= before; i--) {
+        const struct machine *to = &w.machine[w.wire[i].to];
+        if (to->waits && w.now_ms >= to->pause_ms && draw(4)) w.wire[i] = w.wire[--w.letters];
+    }
+}
+
+static void finish(struct machine *m)
+{
+    const bool first = !m->group.done;
+    lg_group_finish(&m->group);
+    m->ended = lg_group_is_finished(&m->group, clock_ns(m)) ||
+               (w.plant == PLANT_LEAVES_AT_ONCE && m->group.done_sent_ns);
+    if (first || m->ended) send_in_vain(m);
+}
+
 static void turn(struct machine *m)
 {
+    if (m->ended) m->runs = m->supervised = false;
+    if (m->ended) return;
     if (m->runs && m->supervised && m->group.own.phase == LG_GROUP_lost &&
         w.plant != PLANT_STOPS_NEVER && w.now_ms >= m->back_ms)
         start(m);
@@ -480,7 +540,11 @@ static void turn(struct machine *m)
     if (m->runs) train(m);
     if (!m->runs || !m->supervised || w.now_ms < m->pause_ms) return;
     if (w.now_ms >= m->next_look_ms) look(m);
-    if (m->supervised) operate(m);
+    if (m->done_ms) {
+        if (w.now_ms >= m->done_ms && !m->waits) finish(m);
+    } else if (m->supervised) {
+        operate(m);
+    }
 }
 
 static bool together(uint64_t *ret_state)
@@ -497,6 +561,30 @@ static bool together(uint64_t *ret_state)
     }
     *ret_state = state;
     return seen == lg_hosts_all(w.count);
+}
+
+/* Hosts are done one after the other. A machine that waits, and has heard of them, may be stopped while they say so. */
+static void end_world(void)
+{
+    const uint32_t apart_ms = draw(2) ? APART_MS : TICK_MS;
+    for (int p = 0; p < w.places; p++) {
+        struct machine *m = &w.machine[p];
+        m->done_ms = w.now_ms + 1 + draw(apart_ms);
+        m->waits = m->group.own.phase != LG_GROUP_member;
+        if (m->waits && draw(2)) m->pause_ms = w.now_ms + draw(2 * APART_MS);
+        if (m->waits && (!m->supervised || !m->group.company_ns))
+            m->ended = true; /* never heard of it */
+    }
+    for (const int64_t end_ms = w.now_ms + ENDING_MS; w.now_ms < end_ms; w.now_ms += TICK_MS) {
+        deliver();
+        for (int p = 0; p < w.places; p++) turn(&w.machine[p]);
+    }
+    for (int p = 0; p < w.places; p++) {
+        if (!w.machine[p].ended)
+            failed(w.machine[p].waits ? "it waits for a run that has ended" : "it does not end", p,
+                   w.machine[p].group.own.phase);
+        w.waiters += w.machine[p].waits;
+    }
 }
 
 static void run_world(void)
@@ -521,6 +609,7 @@ static void run_world(void)
     }
     if (!w.why[0] && (!together(&after) || after < before + 5))
         failed("no steps are made any more", -1, after);
+    if (!w.why[0]) end_world();
 }
 
 static struct world g_sum;
@@ -541,6 +630,7 @@ static bool run(const struct seeds_run *r, char *ret_why, size_t bytes)
     g_sum.losses += w.losses;
     g_sum.takes += w.takes;
     g_sum.comers += w.comers;
+    g_sum.waiters += w.waiters;
     snprintf(ret_why, bytes, "%s", w.why);
     return !w.why[0];
 }
@@ -584,7 +674,7 @@ static void test_honest(void **state)
                   runs, g_sum.steps, g_sum.deaths, g_sum.epochs, g_sum.losses, g_sum.comers,
                   g_sum.takes, cpu_s);
     assert_true(g_sum.deaths > runs && g_sum.epochs > 3 * runs && g_sum.comers > runs);
-    assert_true(g_sum.losses > runs / 2 && g_sum.takes > runs / 10);
+    assert_true(g_sum.losses > runs / 2 && g_sum.takes > runs / 10 && g_sum.waiters > runs / 4);
 }
 
 /* Machine 2 does not hear machine 0, which hears it, and machine 1 hears both: only the echoes tell. */
@@ -702,13 +792,47 @@ static void test_plants(void **state)
     assert_int_equal(seeds_missed_bugs(&g_spec, PLANT_SEEDS_MAX), 0);
 }
 
+/* A machine has taken the number that it was offered, and the run ends before it is one of its hosts. */
+static void test_comes_too_late(void **state)
+{
+    (void)state;
+    const struct lg_group_facts none = {0};
+    struct lg_origin o;
+    int number;
+    bool comes;
+    memset(&w, 0, sizeof w);
+    w.count = 2;
+    w.places = 3;
+    w.now_ms = TICK_MS;
+    struct machine *m = &w.machine[2];
+    start(m);
+    const int64_t now_ns = clock_ns(m);
+    lg_group_beat(&m->group, now_ns);
+    struct lg_beat b = {
+        .place = 0, .phase = LG_GROUP_member, .life = 7, .sent_ns = 1, .offer.life = m->life};
+    b.epoch = (struct lg_epoch){.formation = 7, .number = 2, .members = 1, .life[0] = 7};
+    b.offer.number = 1;
+    b.heard[2].life = m->life;
+    b.heard[2].sent_ns = now_ns;
+    assert_true(lg_group_hear(&m->group, &b, now_ns));
+    assert_int_equal(lg_group_look(&m->group, &none, now_ns), 0);
+    assert_true(lg_group_place(&m->group, &number, &o, &comes));
+    lg_group_come(&m->group, number, 0);
+    assert_int_equal(lg_group_look(&m->group, &none, now_ns), 0);
+    b.sent_ns++;
+    b.phase = LG_GROUP_done;
+    assert_true(lg_group_hear(&m->group, &b, now_ns));
+    assert_int_equal(lg_group_look(&m->group, &none, now_ns), LG_GROUP_LOST);
+    assert_string_equal(m->group.text, "the run has ended before this host was one of it");
+}
+
 int main(int argc, char **argv)
 {
     const int code = seeds_replay(argc, argv, &g_spec);
     if (code >= 0) return code;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_honest), cmocka_unit_test(test_one_way),
-        cmocka_unit_test(test_followed), cmocka_unit_test(test_recovery),
-        cmocka_unit_test(test_plants)};
+        cmocka_unit_test(test_honest),         cmocka_unit_test(test_one_way),
+        cmocka_unit_test(test_followed),       cmocka_unit_test(test_recovery),
+        cmocka_unit_test(test_comes_too_late), cmocka_unit_test(test_plants)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
