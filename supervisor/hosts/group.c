@@ -172,8 +172,9 @@ static unsigned obey(struct lg_group *g, const struct lg_epoch *e)
         return lose(g, "the hosts have formed this run anew without this one");
     if (has_part(g) && e->number <= g->own.epoch.number) return 0;
     const int number = number_in(g, e);
-    if (g->own.phase == LG_GROUP_coming && number >= 0 && number != g->own.number)
-        return lose(g, "the hosts have formed this run anew, with this one in another place");
+    if (g->own.phase == LG_GROUP_coming && number >= 0 &&
+        (number != g->own.number || e->formation != g->comes_to)) /* its board is another's */
+        return lose(g, "the hosts have formed this run anew while this one was about to join it");
     if (number >= 0) return lg_group_enter(g, e);
     if (!has_part(g)) return 0;
     snprintf(why, sizeof why, "epoch %" PRIu64 " goes on without this host", e->number);
@@ -282,7 +283,8 @@ bool lg_group_place(const struct lg_group *g, int *ret_number, struct lg_origin 
     for (int p = 0; p < g->setup.places && g->own.phase == LG_GROUP_joining; p++) {
         const struct lg_beat *b = &g->last[p];
         if (p == g->setup.place || b->offer.life != g->own.life || b->offer.number < 0 ||
-            b->phase != LG_GROUP_member || b->epoch.number != g->own.epoch.number)
+            b->phase != LG_GROUP_member || b->epoch.formation != g->own.epoch.formation ||
+            b->epoch.number != g->own.epoch.number)
             continue;
         *ret_number = b->offer.number;
         *ret = b->offer.origin;
@@ -299,6 +301,7 @@ void lg_group_come(struct lg_group *g, int number, uint64_t state)
     g->own.comes = 1;
     g->own.number = number;
     g->own.state = state;
+    g->comes_to = g->own.epoch.formation;
 }
 
 /* ---- the next epoch ---- */

@@ -143,6 +143,7 @@ struct lg_group {
     int64_t ballot_ns;
     int64_t company_ns;   /* joining, coming: when a member was up last; 0: never */
     uint64_t company;     /* of which formation it was */
+    uint64_t comes_to;    /* coming: for which formation its board is made */
     int64_t done_sent_ns; /* of the first beat that said so; 0: none yet */
     bool quorum_missing;  /* members are lost, and what is left may not decide: for people */
     bool done;

@@ -792,10 +792,9 @@ static void test_plants(void **state)
     assert_int_equal(seeds_missed_bugs(&g_spec, PLANT_SEEDS_MAX), 0);
 }
 
-/* A machine has taken the number that it was offered, and the run ends before it is one of its hosts. */
-static void test_comes_too_late(void **state)
+/* Machine 2 has taken number 1, which machine 0 has offered in epoch 2 of formation 7. */
+static struct machine *offered(struct lg_beat *b)
 {
-    (void)state;
     const struct lg_group_facts none = {0};
     struct lg_origin o;
     int number;
@@ -808,22 +807,56 @@ static void test_comes_too_late(void **state)
     start(m);
     const int64_t now_ns = clock_ns(m);
     lg_group_beat(&m->group, now_ns);
-    struct lg_beat b = {
+    *b = (struct lg_beat){
         .place = 0, .phase = LG_GROUP_member, .life = 7, .sent_ns = 1, .offer.life = m->life};
-    b.epoch = (struct lg_epoch){.formation = 7, .number = 2, .members = 1, .life[0] = 7};
-    b.offer.number = 1;
-    b.heard[2].life = m->life;
-    b.heard[2].sent_ns = now_ns;
-    assert_true(lg_group_hear(&m->group, &b, now_ns));
+    b->epoch = (struct lg_epoch){.formation = 7, .number = 2, .members = 1, .life[0] = 7};
+    b->offer.number = 1;
+    b->heard[2].life = m->life;
+    b->heard[2].sent_ns = now_ns;
+    assert_true(lg_group_hear(&m->group, b, now_ns));
     assert_int_equal(lg_group_look(&m->group, &none, now_ns), 0);
     assert_true(lg_group_place(&m->group, &number, &o, &comes));
     lg_group_come(&m->group, number, 0);
     assert_int_equal(lg_group_look(&m->group, &none, now_ns), 0);
-    b.sent_ns++;
+    b->sent_ns++;
+    return m;
+}
+
+/* And the run ends before it is one of its hosts. */
+static void test_comes_too_late(void **state)
+{
+    (void)state;
+    const struct lg_group_facts none = {0};
+    struct lg_beat b;
+    struct machine *m = offered(&b);
     b.phase = LG_GROUP_done;
-    assert_true(lg_group_hear(&m->group, &b, now_ns));
-    assert_int_equal(lg_group_look(&m->group, &none, now_ns), LG_GROUP_LOST);
+    assert_true(lg_group_hear(&m->group, &b, clock_ns(m)));
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_LOST);
     assert_string_equal(m->group.text, "the run has ended before this host was one of it");
+}
+
+/* And another machine, which still takes it for one that waits, forms the run anew with it, under the same number. Its
+ * board is made for the state of the former run: in the new one it would wait for itself. */
+static void test_formed_anew_meanwhile(void **state)
+{
+    (void)state;
+    const struct lg_group_facts none = {0};
+    struct lg_beat b;
+    struct machine *m = offered(&b);
+    b.epoch = (struct lg_epoch){.formation = 8, .number = 1, .members = 3, .leader = 1};
+    b.epoch.life[0] = 7;
+    b.epoch.place[1] = 2;
+    b.epoch.life[1] = m->life;
+    assert_true(lg_group_hear(&m->group, &b, clock_ns(m)));
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_LOST);
+    m = offered(&b);
+    b.epoch = (struct lg_epoch){.formation = 7, .number = 3, .members = 3};
+    b.epoch.life[0] = 7;
+    b.epoch.place[1] = 2;
+    b.epoch.life[1] = m->life;
+    assert_true(lg_group_hear(&m->group, &b, clock_ns(m)));
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)) & ~(unsigned)LG_GROUP_VOTED,
+                     LG_GROUP_ENTERED); /* which is what it was to be one of */
 }
 
 int main(int argc, char **argv)
@@ -833,6 +866,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_honest),         cmocka_unit_test(test_one_way),
         cmocka_unit_test(test_followed),       cmocka_unit_test(test_recovery),
-        cmocka_unit_test(test_comes_too_late), cmocka_unit_test(test_plants)};
+        cmocka_unit_test(test_comes_too_late), cmocka_unit_test(test_formed_anew_meanwhile),
+        cmocka_unit_test(test_plants)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
