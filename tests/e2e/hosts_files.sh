@@ -51,6 +51,7 @@ on 0 pkill -CONT -x lgsup
 expect "all stop" "0 0" "$codes"
 hosts_wait files 0
 expect "and the spare, which hears of it later" 0 "$codes"
+[ "$codes" = 0 ] || tail -n 20 "$D/0.out"
 last=$(newest)
 for n in $(cd "$S/checkpoints" && ls -d tiny_step* | sed 's/.*_step//'); do
     [ "$(written "$n")" -eq 1 ] || fail "step $n was published $(written "$n") times"

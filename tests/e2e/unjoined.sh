@@ -15,7 +15,8 @@ export LG_BIN_DIR=$T/bin
 hangs() { [ -n "$(e2e_pids "$T/lg-sleep")" ]; }
 nothing_hangs() { ! hangs; }
 lgsup_lives() { [ "$(pid_of "$1" lgsup 0)" -gt 0 ]; }
-start=(--set trainer.max_steps=1000000 --set supervisor.ready_s=5 --set supervisor.restarts_max=1000000)
+# Whoever has joined before it was stopped is ended after hang_s.
+start=(--set trainer.max_steps=1000000 --set supervisor.ready_s=5 --set supervisor.hang_s=40 --set supervisor.restarts_max=1000000)
 end_lgsup() {
     wait_until 120 lgsup_lives "$1" && lgsup=$(pid_of "$1" lgsup 0) && [ "$lgsup" -gt 0 ] || return 1
     disown $tiny_pid # or the shell would tell of its end
@@ -96,7 +97,7 @@ for ((i = 0; i < 8; i++)); do
     disown $tiny_pid
     wait_until 120 is_gone "$lgsup"
     tiny_in_background "$run" "${start[@]}"
-    wait_until 60 is_gone "$child" || { fail "the one that was stopped is ended" "$(tail -n 2 "$run.out" | tr '\n' ' ')"; break; }
+    wait_until 120 is_gone "$child" || { fail "the one that was stopped is ended" "$(tail -n 2 "$run.out" | tr '\n' ' ')"; break; }
     wait_until 120 lgsup_lives "$run" || { fail "the next lgsup starts" "$(tail -n 2 "$run.out" | tr '\n' ' ')"; break; }
     ended=$((ended + 1))
 done
