@@ -286,6 +286,27 @@ static void test_replay(void **state)
     lg_channel_close(&a);
 }
 
+/* A machine does not read for a while, more comes than it queues, and who has sent it goes: it hears the next one. */
+static void test_reads_late(void **state)
+{
+    (void)state;
+    static char beat[LG_CHANNEL_BYTES / 4];
+    lg_channel *a = open_at(0, &g_key, g_port), *b = open_at(1, &g_key, g_port);
+    assert_true(passes(b, a, 0, 5000) >= 0);
+    int sent = 0;
+    for (int i = 0; i < 200; i++) {
+        sent += lg_channel_send(b, 0, beat, sizeof beat);
+        usleep(1000);
+    }
+    assert_true(sent > 32); /* queues have room for less */
+    lg_channel_close(&b);
+    usleep(3 * SILENCE_MS * 1000);
+    b = open_at(1, &g_key, g_port);
+    assert_true(passes(b, a, 0, 5000) >= 0);
+    lg_channel_close(&a);
+    lg_channel_close(&b);
+}
+
 static void test_longer_than_a_message(void **state)
 {
     (void)state;
@@ -335,9 +356,12 @@ static void test_key_file(void **state)
 int main(void)
 {
     g_port = 10000 + (int)getpid() % 20000;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_hear_each_other),    cmocka_unit_test(test_other_key_is_refused),
-        cmocka_unit_test(test_longer_than_a_message),  cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_strangers_slow_nothing), cmocka_unit_test(test_key_file)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_two_hear_each_other),
+                                       cmocka_unit_test(test_other_key_is_refused),
+                                       cmocka_unit_test(test_longer_than_a_message),
+                                       cmocka_unit_test(test_reads_late),
+                                       cmocka_unit_test(test_replay),
+                                       cmocka_unit_test(test_strangers_slow_nothing),
+                                       cmocka_unit_test(test_key_file)};
     return cmocka_run_group_tests(tests, setup, NULL);
 }
