@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/printable.h"
 #include "base/utf8.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,4 +91,12 @@ void lg_json_add_text(cJSON *object, const char *name, const char *text)
     }
     cJSON_AddStringToObject(object, name, shown ? shown : text);
     free(shown);
+}
+
+void lg_json_add_exact(cJSON *object, const char *name, double value)
+{
+    char digits[32];
+    snprintf(digits, sizeof digits, "%.15g", value);
+    if (strtod(digits, NULL) != value) snprintf(digits, sizeof digits, "%.17g", value);
+    cJSON_AddRawToObject(object, name, digits);
 }

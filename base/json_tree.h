@@ -11,3 +11,5 @@ int lg_json_tree(const char *label, const char *data, size_t bytes, size_t token
 /* A text of others into one that is to be printed. JSON is UTF-8, which a path or a text that was cut need not be: such a
  * text is made printable (base/printable.h), every other one stays as it is. */
 void lg_json_add_text(cJSON *object, const char *name, const char *text);
+/* A finite number that reads as itself. cJSON's own may be another in the last bit, where 15 digits are about as near. */
+void lg_json_add_exact(cJSON *object, const char *name, double value);

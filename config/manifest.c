@@ -3,6 +3,7 @@
 #include "config/manifest.h"
 #include "base/json_tree.h"
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -29,6 +30,20 @@ int lg_manifest_add(lg_manifest *m, const char *dir, const char *path)
     return 0;
 }
 
+/* cJSON writes numbers of so many digits exactly. */
+#define EXACT_MAX UINT64_C(999999999999999)
+
+/* A seed may be any 64-bit number: beyond what is exact it is a text. */
+static void add_seed(cJSON *to, uint64_t seed)
+{
+    char digits[24];
+    snprintf(digits, sizeof digits, "%" PRIu64, seed);
+    if (seed <= EXACT_MAX)
+        cJSON_AddNumberToObject(to, "seed", (double)seed);
+    else
+        cJSON_AddStringToObject(to, "seed", digits);
+}
+
 static void add_hex(cJSON *to, const char *key, uint64_t v)
 {
     char hex[17];
@@ -43,7 +58,7 @@ int lg_manifest_save(const lg_manifest *m, const char *dir)
     cJSON_AddStringToObject(j, "name", m->name);
     cJSON_AddNumberToObject(j, "step", (double)m->step);
     cJSON_AddNumberToObject(j, "next_n", (double)m->next_n);
-    cJSON_AddNumberToObject(j, "seed", (double)m->seed);
+    add_seed(j, m->seed);
     add_hex(j, "plan_hash", m->plan_hash);
     if (m->lineage) add_hex(j, "lineage", m->lineage);
     cJSON_AddStringToObject(j, "isa", m->isa);
@@ -54,6 +69,7 @@ int lg_manifest_save(const lg_manifest *m, const char *dir)
     cJSON_AddNumberToObject(j, "skipped", (double)m->skipped);
     cJSON_AddNumberToObject(j, "loss_scale", (double)m->loss_scale);
     cJSON_AddNumberToObject(j, "loss_scale_steps", (double)m->loss_scale_steps);
+    if (m->lr_steps) cJSON_AddNumberToObject(j, "lr_steps", (double)m->lr_steps);
     cJSON *data = m->n_data ? cJSON_AddArrayToObject(j, "data") : NULL;
     for (int i = 0; i < m->n_data; i++) {
         cJSON *d = cJSON_CreateObject();
@@ -86,6 +102,22 @@ static int get_number(const cJSON *j, const char *path, const char *key, uint64_
     if (!cJSON_IsNumber(v) || v->valuedouble < 0 || v->valuedouble > 9e15)
         return LG_FAIL(LG_ERR_CORRUPT, "%s: \"%s\" is missing or not a count", path, key);
     *ret = (uint64_t)v->valuedouble;
+    return 0;
+}
+
+/* What decides is the plan's hash. Earlier builds wrote a rounded number for a large one. */
+static int get_seed(const cJSON *j, const char *path, uint64_t *ret)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(j, "seed");
+    const char *text = cJSON_IsString(v) ? v->valuestring : "";
+    if (cJSON_IsNumber(v) && v->valuedouble >= 0 && v->valuedouble < 0x1p64) {
+        *ret = (uint64_t)v->valuedouble;
+        return 0;
+    }
+    errno = 0;
+    *ret = strtoull(text, NULL, 10);
+    if (!*text || text[strspn(text, "0123456789")] || errno)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s: \"seed\" is missing or not a whole number", path);
     return 0;
 }
 
@@ -172,7 +204,7 @@ static int parse(const cJSON *j, const char *path, lg_manifest *m)
     LG_TRY(get_text(j, path, "name", m->name, sizeof m->name));
     LG_TRY(get_number(j, path, "step", &m->step));
     LG_TRY(get_number(j, path, "next_n", &m->next_n));
-    LG_TRY(get_number(j, path, "seed", &m->seed));
+    LG_TRY(get_seed(j, path, &m->seed));
     LG_TRY(get_hex(j, path, "plan_hash", &m->plan_hash));
     if (cJSON_HasObjectItem(j, "lineage")) LG_TRY(get_hex(j, path, "lineage", &m->lineage));
     LG_TRY(get_text(j, path, "isa", m->isa, sizeof m->isa));
@@ -185,6 +217,8 @@ static int parse(const cJSON *j, const char *path, lg_manifest *m)
         LG_TRY(get_number(j, path, "loss_scale", &m->loss_scale));
         LG_TRY(get_number(j, path, "loss_scale_steps", &m->loss_scale_steps));
     }
+    if (cJSON_GetObjectItemCaseSensitive(j, "lr_steps"))
+        LG_TRY(get_number(j, path, "lr_steps", &m->lr_steps));
     LG_TRY(get_data(j, path, m));
     LG_TRY(get_files(j, path, m));
     return 0;

@@ -3,10 +3,10 @@
  *
  *   { "format": 1, "name": "emoji", "step": 500, "next_n": 8000, "seed": 0, "plan_hash": "0123...",
  *     "lineage": "0123...", "isa": "avx512", "ranks": 2, "threads": 1, "fingerprint": "...", "optimizer_steps": 500,
- *     "skipped": 0, "loss_scale": 1, "loss_scale_steps": 0, "data": [ {"first": 0, "epoch": 0, "items": 3655, "hash": "0123..."} ],
+ *     "skipped": 0, "loss_scale": 1, "loss_scale_steps": 0, "lr_steps": 1000, "data": [ {"first": 0, "epoch": 0, "items": 3655, "hash": "0123..."} ],
  *     "files": [ {"path": "model/config.json", "bytes": 1, "xxh3": "0123..."} ] }
  *
- * Hashes are XXH3-64 in 16 hex digits. */
+ * Hashes are XXH3-64 in 16 hex digits; a seed of more than 15 digits is a text. */
 #pragma once
 #include "base/check.h"
 #include "base/fs.h"
@@ -30,6 +30,7 @@ typedef struct lg_manifest {
     uint64_t optimizer_steps;              /* Adam's t */
     uint64_t skipped;                      /* steps skipped as not finite */
     uint64_t loss_scale, loss_scale_steps; /* 0: of a build that did not know */
+    uint64_t lr_steps;                     /* length of the learning rate's schedule; 0: the same */
     struct lg_data_part data[LG_DATA_PARTS_MAX];
     int n_data; /* 0: of a build that did not know */
     struct lg_manifest_file file[LG_MANIFEST_FILES_MAX];

@@ -629,7 +629,7 @@ static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
         cJSON_AddNumberToObject(json, f->name, (double)*(const int64_t *)at);
         return;
     case FIELD_NUM:
-        cJSON_AddNumberToObject(json, f->name, *(const double *)at);
+        lg_json_add_exact(json, f->name, *(const double *)at);
         return;
     case FIELD_TEXT:
         cJSON_AddStringToObject(json, f->name, at);

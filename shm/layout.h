@@ -8,7 +8,7 @@
 
 enum {
     LG_LAYOUT_VERSION =
-        8, /* raised for what no structure shows: how a net's parameters lie, fronts */
+        9, /* raised for what no structure shows: how a net's parameters lie, fronts */
     LG_PAGE_BYTES = 4096,
     LG_INSTANCES_MAX = 64, /* of one role */
     LG_ROLES_MAX = 16,

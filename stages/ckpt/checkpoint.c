@@ -293,19 +293,44 @@ static int encode(const lg_st_file *f, int kind, const lg_params *t, size_t firs
     return rc;
 }
 
+/* Which of these has the file as codes? Returns where that changes, at most `end`: groups may have had other optimizers when it
+ * was written. */
+static size_t kept_end(const lg_st_file *f, int kind, const lg_params *t, size_t first, size_t end,
+                       bool *ret_coded)
+{
+    bool known = false;
+    *ret_coded = false;
+    for (int i = 0; i < t->n; i++) {
+        const struct part part = part_of(t, i, first, end - first);
+        if (part.from >= part.to || !find(f, kind, &t->p[i]))
+            continue; /* missing: said by who reads it */
+        const bool coded = is_coded(f, kind, &t->p[i]);
+        if (known && coded != *ret_coded) return part.from;
+        *ret_coded = coded;
+        known = true;
+    }
+    return end;
+}
+
 /* Of elements [first, first + count), which all have codes. */
 static int read_coded(const lg_st_file *f, int kind, const lg_params *t, size_t first, size_t count,
                       uint8_t *to_code, float *to_max)
 {
-    bool any = false;
-    for (int i = 0; i < t->n; i++) {
-        const struct part part = part_of(t, i, first, count);
-        any |= part.from < part.to && is_coded(f, kind, &t->p[i]);
-    }
-    if (!any) return encode(f, kind, t, first, count, to_code, to_max);
-    for (int i = 0; i < t->n; i++) {
-        const struct part part = part_of(t, i, first, count);
-        if (part.from < part.to) LG_TRY(read_codes(f, kind, &part, to_code, to_max));
+    const size_t end = first + count;
+    for (size_t at = first, next; at < end; at = next) {
+        bool coded;
+        next = kept_end(f, kind, t, at, end, &coded);
+        if (next % LG_ADAMW8_BLOCK)
+            return LG_FAIL(LG_ERR_MISMATCH,
+                           "optimizer.safetensors: %s is codes and fp32 within one block",
+                           KINDS[kind].name);
+        uint8_t *code = to_code + (at - first);
+        float *max = to_max + (at - first) / LG_ADAMW8_BLOCK;
+        if (!coded) LG_TRY(encode(f, kind, t, at, next - at, code, max));
+        for (int i = 0; i < t->n && coded; i++) {
+            const struct part part = part_of(t, i, at, next - at);
+            if (part.from < part.to) LG_TRY(read_codes(f, kind, &part, code, max));
+        }
     }
     return 0;
 }

@@ -270,6 +270,8 @@ static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
     m->skipped = head->scalars.skipped;
     m->loss_scale = head->scalars.loss_scale.scale;
     m->loss_scale_steps = head->scalars.loss_scale.steps;
+    if (strcmp(st->config->trainer_lr_schedule, "constant")) /* else it says nothing */
+        m->lr_steps = (uint64_t)st->plan.lr_steps;
     m->n_data = lg_data_parts(st->board, m->data);
     return m;
 }

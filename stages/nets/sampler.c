@@ -124,7 +124,8 @@ static struct lg_sampler_step ddim_step(const struct lg_sampler_method *m, int s
 /* s and r before step i; without a picture (zero_snr) a trace of it stays, as diffusers has it. */
 static double noise_before(const struct lg_sampler_method *m, int steps, int i, double *ret_r)
 {
-    double a = fmax(lg_alpha_bar(&m->betas, timestep(m, steps, i)), 0x1p-24);
+    double a = lg_alpha_bar(&m->betas, timestep(m, steps, i));
+    if (a == 0) a = 0x1p-24;
     *ret_r = sqrt(1 - a);
     return sqrt(a);
 }
@@ -142,6 +143,7 @@ static struct lg_sampler_step dpm_step(const struct lg_sampler_method *m, int st
     if (i == 0 || i == steps - 1) return p;
     double r0, s0 = noise_before(m, steps, i - 1, &r0), now = log(s / r);
     const double h = log(s1 / r1) - now, before = now - log(s0 / r0);
+    if (before == 0) return p; /* 1000 steps, evenly from 999 to 0, have one twice */
     p.c[1] = -0.5 * p.c[0] * h / before;
     p.c[0] -= p.c[1];
     return p;

@@ -12,6 +12,7 @@
 #include "stages/sample/draw.h"
 #include "stages/tools/owner.h"
 #include <getopt.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,6 +175,19 @@ static int number(const char *text, const char *what, double min, double max, do
     return 0;
 }
 
+/* A whole number, as sample.seed. */
+static int seed_of(const char *text, int64_t fallback, uint64_t *ret)
+{
+    *ret = (uint64_t)fallback;
+    if (!text) return 0;
+    errno = 0;
+    *ret = strtoull(text, NULL, 10);
+    if (!*text || text[strspn(text, "0123456789")] || errno || *ret > INT64_MAX)
+        return LG_FAIL(LG_ERR_USAGE, "--seed %s: a whole number from 0 to %" PRId64 " is wanted",
+                       text, INT64_MAX);
+    return 0;
+}
+
 /* "64" or "32x48", height first. */
 static int parse_size(const char *text, int *ret_height, int *ret_width)
 {
@@ -204,7 +218,7 @@ static int open_device(const struct options *o, const lg_config *c, lg_device **
 
 static int draw(const struct options *o, const lg_config *c, const char *weights)
 {
-    double seed, steps, guidance, columns, frames, fps;
+    double steps, guidance, columns, frames, fps;
     lg_clip_format format;
     lg_pictures pictures;
     struct lg_draw_spec s = {.weights_dir = weights,
@@ -221,7 +235,7 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
         s.text[k] = (struct lg_draw_text){.dir = text[k].model,
                                           .length = (int)text[k].length,
                                           .storage = lg_storage_of(text[k].storage)};
-    LG_TRY(number(o->seed, "seed", 0, 9e15, (double)c->sample_seed, &seed));
+    LG_TRY(seed_of(o->seed, c->sample_seed, &s.seed));
     LG_TRY(number(o->steps, "steps", 1, 1000, (double)c->sample_steps, &steps));
     LG_TRY(number(o->guidance, "guidance", 0, 100, c->sample_guidance, &guidance));
     LG_TRY(number(o->columns, "columns", 0, 1000, (double)c->sample_columns, &columns));
@@ -230,7 +244,7 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
     LG_TRY(parse_size(o->size, &s.height, &s.width));
     LG_TRY(lg_clip_format_of(o->out, &format)); /* before all the work */
     s.frames = (int)frames;
-    s.seed = (uint64_t)seed, s.steps = (int)steps, s.guidance = guidance;
+    s.steps = (int)steps, s.guidance = guidance;
     if (!s.n) {
         s.prompts = (const char *const *)c->sample_captions.v;
         s.n = c->sample_captions.n;
@@ -250,8 +264,8 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
     if (pictures.frames > 1) snprintf(what, sizeof what, "clips of %d frames", pictures.frames);
     lg_pictures_free(&pictures);
     LG_TRY(rc);
-    lg_print(stdout, "%s: %d %s from %s, seed %.0f, %d steps, guidance %g\n", o->out, s.n, what,
-             weights, seed, s.steps, s.guidance);
+    lg_print(stdout, "%s: %d %s from %s, seed %" PRIu64 ", %d steps, guidance %g\n", o->out, s.n,
+             what, weights, s.seed, s.steps, s.guidance);
     return 0;
 }
 

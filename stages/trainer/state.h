@@ -30,7 +30,7 @@ struct lg_state_scalars {
     uint64_t state;           /* s */
     uint64_t optimizer_steps; /* Adam's t: updates that were not skipped */
     uint64_t skipped, skipped_in_row;
-    uint64_t voids;                  /* void samples trained over so far */
+    uint64_t voids, counted_from; /* void samples trained over since this state, the run's first */
     struct lg_loss_scale loss_scale; /* of the step that begins with this state */
 };
 

@@ -261,8 +261,10 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
     const size_t moments_bytes = origin == LG_ORIGIN_RESUME ? lg_moments_whole_bytes(layout) : 0;
     float *side = calloc(1, t->shard * sizeof *side + moments_bytes + 1);
     LG_ASSERT(side);
-    struct first_state first = {
-        .w = side, .scalars = {.state = state, .loss_scale = lg_loss_scale_first(st->config)}};
+    struct first_state first = {.w = side,
+                                .scalars = {.state = state,
+                                            .counted_from = state,
+                                            .loss_scale = lg_loss_scale_first(st->config)}};
     if (moments_bytes) {
         first.moments = lg_moments_whole(layout, side + t->shard);
         lg_moments_clear(&first.moments);

@@ -364,11 +364,12 @@ static void write_record(lg_stage *st, struct trainer *t, const struct lg_step_r
     t->records_failed = failed;
 }
 
-/* Rule: every rank knows the share of voids from the same numbers and parks at the same step. */
+/* Rule: every rank, also of a host that came later, knows the share of voids from the same numbers and parks at the
+ * same step. */
 static int check_health(lg_stage *st, const struct lg_state_scalars *s)
 {
     const lg_config *c = st->config;
-    double samples = (double)((s->state - st->board->s->start_step) * (uint64_t)st->plan.batch);
+    double samples = (double)((s->state - s->counted_from) * (uint64_t)st->plan.batch);
     if ((int64_t)s->skipped_in_row >= c->trainer_nonfinite_max)
         return lg_stage_park(st,
                              "%" PRIu64 " steps in a row had a loss or gradient that is not finite "

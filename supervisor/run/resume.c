@@ -58,10 +58,12 @@ static int plan_like(lg_run *r, const struct origin *o, const lg_manifest *m, bo
         LG_TRY(lg_config_compatible(o->config, r->config, &r->config->trainer_resume_changes,
                                     ret_changed));
     if (*ret_changed) return plan_changed(r, o, m);
-    if (o->has_plan)
+    if (o->has_plan) {
         LG_TRY(lg_plan_resume(r->config, &o->plan, &r->plan));
-    else
+    } else {
         LG_TRY(lg_plan_make(r->config, m->isa, &r->plan));
+        if (m->lr_steps) r->plan.lr_steps = (int64_t)m->lr_steps;
+    }
     if (r->plan.hash != m->plan_hash)
         return LG_FAIL(
             LG_ERR_MISMATCH,

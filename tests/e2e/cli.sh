@@ -111,6 +111,14 @@ lgsup sample "red heart" "a rocket" --from "$newest" --steps 4 --seed 1 -o "$T/b
 check "the same seed gives the same picture" cmp "$T/a.png" "$T/b.png"
 lgsup sample "red heart" "a rocket" --from "$run" --steps 4 --seed 2 -o "$T/c.png"
 check "another seed gives another" test "$(cmp -s "$T/a.png" "$T/c.png"; echo $?)" -eq 1
+for seed in 9007199254740992 9007199254740993; do # a double has no place between them
+    sed "/^\[sample\]/,/^\[/ s/^seed = .*/seed = $seed/" "$run/config.toml" >"$T/large.toml"
+    lgsup sample "red heart" --from "$run" --config "$T/large.toml" --steps 1 -o "$T/$seed.png"
+    check "seed $seed of a config" grep -q "seed $seed," "$out"
+done
+check "neighbours give different pictures" test "$(cmp -s "$T/9007199254740992.png" "$T/9007199254740993.png"; echo $?)" -eq 1
+lgsup sample "red heart" --from "$run" --seed 1.5 -o "$T/d.png"
+expect "a seed that is no whole number" 2 $?
 lgsup sample "red heart" --from "$T/nowhere" -o "$T/d.png"
 check "sample from nowhere fails and says so" sh -c "[ $? -ne 0 ] && grep -q nowhere '$out'"
 

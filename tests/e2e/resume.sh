@@ -56,3 +56,10 @@ cp "$(checkpoint_of "$reference" 60)/optimizer.safetensors" "$T/changed/"
 tiny "$T/changed-run" --set trainer.max_steps=$N --set trainer.resume_from="$T/changed"
 expect "restored, it is accepted" 0 $?
 check "restored: byte-identical end" same_files "$reference" "$T/changed-run" $N
+
+# A checkpoint whose run is gone, with another max_steps: the learning rate's schedule is as long as it was.
+schedule=(--set trainer.lr_steps=0 --set trainer.warmup_steps=2)
+tiny "$T/short" --set trainer.max_steps=10 "${schedule[@]}"
+mkdir "$T/alone" && mv "$(checkpoint_of "$T/short" 10)" "$T/alone/tiny_step10" && rm -r "$T/short"
+tiny "$T/longer" --set trainer.max_steps=12 "${schedule[@]}" --set trainer.resume_from="$T/alone/tiny_step10"
+expect "a checkpoint alone: its schedule is over" "0 0" "$(jq .lr "$T/longer/metrics.jsonl" | xargs)"

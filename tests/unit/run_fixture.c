@@ -59,6 +59,8 @@ void run_fixture_checkpoint(const lg_run *r, const char *dir, uint64_t step)
     m->step = step;
     m->plan_hash = r->plan.hash;
     m->lineage = r->lineage;
+    m->seed = (uint64_t)r->config->job_seed;
+    m->lr_steps = (uint64_t)r->plan.lr_steps;
     m->ranks = m->threads = 1;
     snprintf(m->name, sizeof m->name, "%s", r->config->job_name);
     snprintf(m->isa, sizeof m->isa, "%s", r->plan.isa);

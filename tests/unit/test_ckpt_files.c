@@ -157,15 +157,20 @@ struct moments {
     struct lg_chunk c;
 };
 
-static struct moments moments_of(bool in_blocks)
+static struct moments moments_of_table(lg_params t)
 {
-    struct moments r = {.t = table_in_blocks(in_blocks)};
+    struct moments r = {.t = t};
     r.l = lg_moments_layout_of(&r.t, 0, 1);
     r.memory = calloc(1, lg_moments_whole_bytes(&r.l));
     LG_ASSERT(r.memory);
     r.c = lg_moments_whole(&r.l, r.memory);
     lg_moments_clear(&r.c);
     return r;
+}
+
+static struct moments moments_of(bool in_blocks)
+{
+    return moments_of_table(table_in_blocks(in_blocks));
 }
 
 static void free_moments(struct moments *r)
@@ -271,6 +276,54 @@ static void test_conversion(void **state)
     free_moments(&again);
 }
 
+/* Of neighbours some were codes and some fp32: groups had other optimizers. */
+static void test_mixed(void **state)
+{
+    (void)state;
+    static const char *const groups[] = {"A optimizer=adamw", NULL};
+    struct moments was = {.t = {.in_blocks = true}}, is = {.t = {.in_blocks = true}};
+    for (int k = 0; k < 2; k++) {
+        lg_params *t = k ? &is.t : &was.t;
+        lg_params_begin_unit(t, "one");
+        lg_params_add(t, &(struct lg_param){.name = "B", .rank = 1, .dim = {4500}});
+        lg_params_add(t, &(struct lg_param){.name = "A", .rank = 1, .dim = {4100}});
+        lg_params_add(t, &(struct lg_param){.name = "C", .rank = 1, .dim = {4097}});
+        assert_int_equal(lg_params_group(t, &(struct lg_params_grouping){.texts = k ? NULL : groups,
+                                                                         .is_8_bit = true}),
+                         0);
+    }
+    was = moments_of_table(was.t);
+    fill_moments(&was);
+    write_moments(&was);
+    for (int shards = 1; shards <= 3; shards++) {
+        struct moments to = moments_of_table(is.t);
+        memset(to.memory, 0x55, lg_moments_whole_bytes(&to.l));
+        read_shards(&to, shards);
+        for (int i = 0; i < to.t.n; i++) {
+            const struct lg_param *p = &to.t.p[i];
+            const size_t full = lg_moments_full_before(&was.l, p->offset);
+            for (size_t e = 0; e < p->count; e++) {
+                const size_t at = p->offset + e, block = at / LG_ADAMW8_BLOCK;
+                assert_true(lg_params_is_coded(&to.t, i));
+                if (lg_params_is_coded(&was.t, i)) {
+                    assert_int_equal(to.c.m_code[at], was.c.m_code[at]);
+                    assert_true(to.c.v_max[block] == was.c.v_max[block]);
+                } else { /* half of the widest step of v's map, 0.9 / 128 of the absmax */
+                    assert_true(to.c.v_max[block] >= was.c.v[full + e]);
+                    struct lg_adamw8_map map;
+                    lg_adamw8_map_f32(false, &map);
+                    const float v = map.value[to.c.v_code[at]] * to.c.v_max[block];
+                    assert_true(fabsf(v - was.c.v[full + e]) <= 0.0036f * to.c.v_max[block]);
+                }
+            }
+        }
+        lg_moments_layout_free(&to.l);
+        free(to.memory);
+    }
+    lg_params_free(&is.t);
+    free_moments(&was);
+}
+
 /* An absmax too few, or one beside fp32. */
 static void test_other_codes(void **state)
 {
@@ -278,6 +331,7 @@ static void test_other_codes(void **state)
     struct moments r = moments_of(true);
     lg_st_writer *w;
     const int64_t shape[] = {50, 90}, blocks[] = {17};
+    static const char big[18 * sizeof(float) + 4500 * sizeof(float) + 4500];
     assert_int_equal(lg_st_writer_open(scratch_path("optimizer.safetensors"), &w), 0);
     assert_int_equal(lg_st_writer_declare(w, "exp_avg_absmax.q", LG_F32, 1, blocks), 0);
     assert_int_equal(lg_st_writer_declare(w, "exp_avg.q", LG_U8, 2, shape), 0);
@@ -288,6 +342,15 @@ static void test_other_codes(void **state)
     float m1[256];
     assert_says(lg_checkpoint_read_optimizer(scratch_path(""), &r.t, 0, 256, NULL, m1, NULL),
                 LG_ERR_MISMATCH, "exp_avg_absmax.q has 17 values, the net has 18");
+    const int64_t all[] = {18};
+    assert_int_equal(lg_st_writer_open(scratch_path("optimizer.safetensors"), &w), 0);
+    assert_int_equal(lg_st_writer_declare(w, "exp_avg_absmax.q", LG_F32, 1, all), 0);
+    assert_int_equal(lg_st_writer_declare(w, "exp_avg.k", LG_F32, 2, shape), 0);
+    assert_int_equal(lg_st_writer_declare(w, "exp_avg.q", LG_U8, 2, shape), 0);
+    assert_int_equal(lg_st_writer_data(w, big, sizeof big), 0);
+    assert_int_equal(lg_st_writer_finish(&w, NULL), 0);
+    assert_says(lg_checkpoint_read_moments(scratch_path(""), &r.t, 0, r.t.count, &r.c),
+                LG_ERR_MISMATCH, "exp_avg is codes and fp32 within one block");
     free_moments(&r);
 }
 
@@ -682,6 +745,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(test_codes),
         T(test_conversion),
+        T(test_mixed),
         T(test_other_codes),
         T(test_any_part_is_read),
         T(test_other_optimizers),

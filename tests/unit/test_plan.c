@@ -67,6 +67,28 @@ static void test_roles(void **state)
     assert_int_equal(lg_role_find("foo"), -1);
 }
 
+/* Factors with all digits of a double, as a program computes them, come back as they are. */
+static void test_factors(void **state)
+{
+    (void)state;
+    static const char *const factors[] = {"0.30000000000000004", "0.33333333333333331",
+                                          "0.13025000000000003", "1.0000000000000002"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(factors); i++) {
+        char config[256];
+        lg_plan p, q;
+        snprintf(config, sizeof config,
+                 "{\"block_out_channels\": [32, 64, 128], \"latent_channels\": 16, "
+                 "\"scaling_factor\": %s, \"shift_factor\": %s}",
+                 factors[i], factors[LG_ARRAY_LEN(factors) - 1 - i]);
+        scratch_write("vae/config.json", config);
+        p = MAKE("trainer.ranks=1");
+        assert_true(p.scaling_factor == strtod(factors[i], NULL));
+        assert_int_equal(lg_plan_save(&p, scratch_path("plan.json")), 0);
+        if (lg_plan_load(scratch_path("plan.json"), &q) < 0) fail_msg("%s", lg_err_text());
+        assert_true(q.scaling_factor == p.scaling_factor && q.shift_factor == p.shift_factor);
+    }
+}
+
 static void test_dimensions(void **state)
 {
     (void)state;
@@ -556,7 +578,7 @@ int main(void)
         TEST(test_precision),    TEST(test_placement),  TEST(test_turns),
         TEST(test_hash_models),  TEST(test_resume),     TEST(test_apart),
         TEST(test_save_load),    TEST(test_buckets),    TEST(test_texts),
-        TEST(test_clips),
+        TEST(test_clips),        TEST(test_factors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

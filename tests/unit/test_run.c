@@ -3,6 +3,7 @@
  * command line that are refused before anybody is asked (order.h). */
 #include "base/check.h"
 #include "base/clock.h"
+#include "config/manifest.h"
 #include "shm/board.h"
 #include "supervisor/commands/finish.h"
 #include "supervisor/commands/order.h"
@@ -300,6 +301,50 @@ static void test_newest_checkpoint(void **state)
     assert_says(decide(NULL), LG_ERR_CORRUPT, "cannot go on from");
 }
 
+/* Any seed that a config may have comes back. */
+static void test_seeds(void **state)
+{
+    (void)state;
+    static const int64_t seeds[] = {0, 999999999999999, 1000000000000001, (INT64_C(1) << 53) + 1,
+                                    INT64_MAX};
+    char dir[LG_PATH_BYTES], *text;
+    size_t bytes;
+    lg_manifest m;
+    const int64_t own = r.config->job_seed;
+    for (size_t i = 0; i < LG_ARRAY_LEN(seeds); i++) {
+        r.config->job_seed = seeds[i];
+        run_fixture_checkpoint(&r, scratch_path("seeds"), 20 + i);
+        assert_int_equal(lg_manifest_newest(scratch_path("seeds/checkpoints"), "fake", dir, &m), 0);
+        assert_int_equal(m.step, 20 + i);
+        assert_true(m.seed == (uint64_t)seeds[i]);
+    }
+    r.config->job_seed = own;
+    /* As builds wrote them that knew no text, and what is none. */
+    const char *const path = scratch_path("seeds/checkpoints/fake_step20/manifest.json");
+    assert_int_equal(lg_read_file(path, 1 << 16, &text, &bytes), 0);
+    char *seed = strstr(text, "\"seed\":\t0");
+    assert_non_null(seed);
+    static const struct {
+        const char *is;
+        int rc;
+    } was[] = {{"9.2233720368547758e+18", 0},
+               {"1.8446744073709552e+19", LG_ERR_CORRUPT},
+               {"\"18446744073709551616\"", LG_ERR_CORRUPT},
+               {"\"\"", LG_ERR_CORRUPT},
+               {"\"-1\"", LG_ERR_CORRUPT},
+               {"\"7 \"", LG_ERR_CORRUPT}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(was); i++) {
+        char changed[4096];
+        snprintf(changed, sizeof changed, "%.*s\"seed\": %s%s", (int)(seed - text), text, was[i].is,
+                 seed + strlen("\"seed\":\t0"));
+        scratch_write("seeds/checkpoints/fake_step20/manifest.json", changed);
+        assert_int_equal(lg_manifest_load(scratch_path("seeds/checkpoints/fake_step20"), &m),
+                         was[i].rc);
+        lg_err_clear();
+    }
+    free(text);
+}
+
 /* A checkpoint of another plan, or of a run whose plan.json is of another build, is refused by name. */
 static void test_checkpoint_of_another_plan(void **state)
 {
@@ -341,7 +386,9 @@ static void test_resume_from(void **state)
     snprintf(set, sizeof set, "trainer.resume_from=%s",
              scratch_path("other/checkpoints/fake_step20"));
     run_fixture_checkpoint(&r, scratch_path("other"), 20);
-    assert_int_equal(DECIDE(set), 0); /* its run is gone: the manifest alone tells */
+    assert_int_equal(DECIDE(set, "trainer.max_steps=90"), 0);
+    assert_int_equal(r.plan.lr_steps, 60); /* the schedule stays as long as it was */
+    assert_int_equal(DECIDE(set), 0);      /* its run is gone: the manifest alone tells */
     assert_int_equal(r.start_step, 20);
     char *toml = lg_config_to_toml(r.config);
     scratch_write("other/config.toml", toml);
@@ -867,6 +914,7 @@ int main(void)
         TEST(test_newest_checkpoint),
         TEST(test_checkpoint_of_another_plan),
         TEST(test_resume_changes),
+        TEST(test_seeds),
         TEST(test_resume_from),
         TEST(test_leftovers),
         TEST(test_programs),

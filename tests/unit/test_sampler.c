@@ -57,6 +57,32 @@ static void test_spacings(void **state)
     }
 }
 
+/* As many steps as there are timesteps: no coefficient is a quotient by 0. */
+static void test_many_steps(void **state)
+{
+    static const int steps[] = {1, 2, 334, 999, 1000};
+    for (int k = 0; k < 16 * (int)LG_ARRAY_LEN(steps); k++) {
+        const int n = steps[k / 16];
+        const struct lg_sampler_method m = {.sampler = k & 1 ? LG_SAMPLER_DPM : LG_SAMPLER_DDIM,
+                                            .spacing =
+                                                k & 2 ? LG_SPACING_LINSPACE : LG_SPACING_TRAILING,
+                                            .objective = k & 4 ? LG_OBJECTIVE_V : LG_OBJECTIVE_EPS,
+                                            .betas = {.zero_snr = (k & 12) == 12}};
+        double x = 0.7, before = 0;
+        for (int i = 0; i < n; i++) {
+            const struct lg_sampler_step s = lg_sampler_step_at(&m, n, i);
+            const double p = 0.6 * x + 0.3 * cos(s.t / 100), picture = s.px * x + s.pm * p;
+            x = s.cx * x + (s.multistep ? s.c[0] * picture + s.c[1] * before : s.cm * p);
+            before = picture;
+            assert_true(isfinite(s.c[0]) && isfinite(s.c[1]));
+        }
+        assert_true(isfinite(x));
+        /* diffusers' DPMSolverMultistepScheduler with its alphas in fp32 */
+        if (m.sampler == LG_SAMPLER_DPM && m.betas.zero_snr && !(k & 2) && n == 1000)
+            assert_true(fabs(x - 0.247662) <= 1e-5);
+    }
+}
+
 struct run {
     const char *device, *golden;
     lg_objective_kind kind;
@@ -237,9 +263,10 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_toy),         cmocka_unit_test(test_spacings),
-        cmocka_unit_test(test_ref64),       cmocka_unit_test(test_host),
-        cmocka_unit_test(test_first_frame), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_toy),        cmocka_unit_test(test_spacings),
+        cmocka_unit_test(test_many_steps), cmocka_unit_test(test_ref64),
+        cmocka_unit_test(test_host),       cmocka_unit_test(test_first_frame),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
