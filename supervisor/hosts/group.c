@@ -1,5 +1,6 @@
 /* Who takes part; see group.h. */
 #include "supervisor/hosts/group_private.h"
+#include "base/clock.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -194,6 +195,21 @@ static void look_for_run(struct lg_group *g, int64_t now_ns)
             g->own.epoch = b->epoch;
     }
     if (g->own.epoch.number) g->company = g->own.epoch.formation;
+}
+
+/* Somebody knows of a later life of this place: the clock has been set back since, or is not set yet. What this one says would
+ * be older than what is known, and nobody would hear it. So it gets a life after that one, which no other start has: its
+ * nanoseconds are its own. Joining: nobody counts on the present one yet. */
+static void outlive(struct lg_group *g)
+{
+    uint64_t latest = 0;
+    for (int p = 0; p < g->setup.places; p++) {
+        const struct lg_beat *b = &g->last[p];
+        if (p == g->setup.place || !b->life) continue;
+        latest = LG_MAX(latest, b->heard[g->setup.place].life);
+        if (g->setup.place == 0) latest = LG_MAX(latest, b->epoch.formation);
+    }
+    if (latest > g->own.life) g->own.life = latest + 1 + g->setup.life % LG_S_NS;
 }
 
 /* ---- the first epoch ---- */
@@ -424,6 +440,7 @@ unsigned lg_group_look(struct lg_group *g, const struct lg_group_facts *facts, i
     unsigned news = 0;
     g->facts = *facts;
     g->own.has_state = facts->has_state;
+    if (g->own.phase == LG_GROUP_joining) outlive(g);
     if (g->own.phase == LG_GROUP_joining || g->own.phase == LG_GROUP_coming)
         look_for_run(g, now_ns);
     for (int p = 0; p < g->setup.places && g->own.phase != LG_GROUP_lost; p++)

@@ -4,7 +4,8 @@
  *
  * A *place* is a machine of hosts.list, from 0; a *number* is a host of the run (shm/hosts.h), which a place holds. The
  * first hosts.count places begin with their own numbers, the others are spares. A *life* is one start of a place: the
- * time of it, so that a later one is the greater. A supervisor that dies and is followed by another one on the same board
+ * time of it, so that a later one is the greater (where the clock was set back, a time after the last one that others know
+ * of). A supervisor that dies and is followed by another one on the same board
  * keeps its life.
  *
  * Everybody says everything that it knows to everybody, over and over, in one message, the *beat*: what is lost was said

@@ -1,4 +1,4 @@
-/* Who takes part, simulated: machines with clocks of their own, a network that delays, repeats, loses and is cut
+/* Who takes part, simulated: machines with clocks of their own, which may be set back, a network that delays, repeats, loses and is cut
  * (one way, too), supervisors that die and are followed by others on the same board, machines that die with all,
  * spares, an operator. The functions of supervisor/hosts/group.h are the real ones; what is pretended of shm/hosts.h is
  * only as much as tells when a step can be made and when an epoch rests.
@@ -36,6 +36,8 @@ enum {
     WIRE_MAX = 4096,
     EPOCHS_MAX = 512,
     STATES_MAX = 8192,
+    STARTS_MAX = 4096,
+    CLOCK_BACK_MS = 200000, /* by which a clock is set back */
     HONEST_SEEDS = 300,
     HONEST_MS = 4000,
     PLANT_SEEDS_MAX = 2000
@@ -100,7 +102,7 @@ static struct world {
     struct {
         uint64_t formation, life[LG_HOSTS_MAX];
     } maker[STATES_MAX];
-    uint64_t steps, epochs, deaths, losses, takes, comers, forks, waiters;
+    uint64_t starts, steps, epochs, deaths, losses, takes, comers, waiters;
     char why[300];
 } w;
 
@@ -267,7 +269,10 @@ static void start(struct machine *m)
 {
     const bool keeps = w.plant == PLANT_KEEPS_LIFE && m->life;
     memset(&m->board, 0, sizeof m->board);
-    if (!keeps) m->life = (uint64_t)(w.now_ms + 100000 + m->skew_ms) * 8 + 1;
+    const int64_t back_ms = w.trouble && draw(6) == 0 ? draw(CLOCK_BACK_MS) : 0;
+    if (!keeps)
+        m->life = (uint64_t)(w.now_ms + CLOCK_BACK_MS + m->skew_ms - back_ms) * STARTS_MAX +
+                  ++w.starts % STARTS_MAX;
     m->runs = true;
     setup(m, draw(3) ? 0 : 10 * draw(3));
     tell((int)(m - w.machine), "starts, life", m->life);
@@ -385,7 +390,9 @@ static void look(struct machine *m)
     struct lg_group_facts f = {.has_state = m->board.has_state, .settled = is_settled(m)};
     f.rest.step = m->board.state;
     m->next_look_ms = w.now_ms + LOOK_MS;
-    obey(m, lg_group_look(&m->group, &f, clock_ns(m)));
+    const unsigned news = lg_group_look(&m->group, &f, clock_ns(m));
+    m->life = m->group.own.life; /* of one that joins it may be another by now */
+    obey(m, news);
     if (m->supervised && w.now_ms >= m->next_beat_ms) send((int)(m - w.machine));
 }
 
