@@ -76,6 +76,7 @@ struct machine {
         ended; /* it was there, without a part in the run, when that ended; it has ended in order */
     uint64_t life;
     int64_t skew_ms, next_look_ms, next_beat_ms, back_ms, pause_ms, blocked_ms, done_ms;
+    int64_t dies_ms; /* its lgsup, while the run ends; 0: not */
     struct lg_group group;
     struct board board;
 };
@@ -535,6 +536,12 @@ static void turn(struct machine *m)
 {
     if (m->ended) m->runs = m->supervised = false;
     if (m->ended) return;
+    if (m->dies_ms && w.now_ms >= m->dies_ms && m->supervised) {
+        tell((int)(m - w.machine), "its supervisor dies while the run ends", 0);
+        m->dies_ms = 0;
+        m->supervised = false;
+        m->back_ms = w.now_ms + 20 + draw(300);
+    }
     if (m->runs && m->supervised && m->group.own.phase == LG_GROUP_lost &&
         w.plant != PLANT_STOPS_NEVER && w.now_ms >= m->back_ms)
         start(m);
@@ -570,7 +577,7 @@ static bool together(uint64_t *ret_state)
     return seen == lg_hosts_all(w.count);
 }
 
-/* Hosts are done one after the other. A machine that waits, and has heard of them, may be stopped while they say so. */
+/* Hosts are done one after the other; the lgsup of some dies meanwhile, and another one follows. A machine that waits, and has heard of them, may be stopped while they say so. */
 static void end_world(void)
 {
     const uint32_t apart_ms = draw(2) ? APART_MS : TICK_MS;
@@ -578,6 +585,7 @@ static void end_world(void)
         struct machine *m = &w.machine[p];
         m->done_ms = w.now_ms + 1 + draw(apart_ms);
         m->waits = m->group.own.phase != LG_GROUP_member;
+        if (!m->waits && draw(3) == 0) m->dies_ms = w.now_ms + 1 + draw(2 * apart_ms);
         if (m->waits && draw(2)) m->pause_ms = w.now_ms + draw(2 * APART_MS);
         if (m->waits && (!m->supervised || !m->group.company_ns))
             m->ended = true; /* never heard of it */
