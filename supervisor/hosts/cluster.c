@@ -59,8 +59,10 @@ static int identify(const struct lg_cluster_spec *s, struct lg_identity *ret)
 {
     uint64_t bytes, program;
     LG_TRY(lg_hash_file("/proc/self/exe", &program, &bytes));
-    *ret = (struct lg_identity){
-        .plan = s->plan_hash, .lineage = s->lineage, .build = program ^ lg_layout_hash()};
+    *ret = (struct lg_identity){.plan = s->plan_hash,
+                                .lineage = s->lineage,
+                                .build = program ^ lg_layout_hash(),
+                                .max_steps = (uint64_t)s->config->trainer_max_steps};
     return 0;
 }
 

@@ -1,6 +1,6 @@
 /* Who takes part; see group.h. */
-#include "supervisor/hosts/group_private.h"
 #include "base/clock.h"
+#include "supervisor/hosts/group_private.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -75,6 +75,7 @@ static bool is_beat(const struct lg_group *g, const struct lg_beat *b)
 
 bool lg_group_hear(struct lg_group *g, const struct lg_beat *b, int64_t now_ns)
 {
+    if (b->place == g->setup.place && b->life != g->own.life) g->has_twin = true;
     if (!is_beat(g, b)) return false;
     struct lg_beat *last = &g->last[b->place];
     if (b->life < last->life || (b->life == last->life && b->sent_ns <= last->sent_ns)) return true;
@@ -219,8 +220,9 @@ static bool differs(struct lg_group *g, const struct lg_beat *b)
     const struct lg_identity *a = &g->own.identity, *c = &b->identity;
     const char *what = a->build != c->build ? "build"
                        : a->plan != c->plan ? "plan (what decides bits, hosts.count, models' files)"
-                       : a->lineage != c->lineage ? "lineage (another run)"
-                                                  : NULL;
+                       : a->lineage != c->lineage     ? "lineage (another run)"
+                       : a->max_steps != c->max_steps ? "trainer.max_steps"
+                                                      : NULL;
     if (what)
         snprintf(g->text, sizeof g->text, "the machine at place %d of hosts.list has another %s",
                  b->place, what);
@@ -269,9 +271,20 @@ static bool has_ended(const struct lg_group *g, int64_t now_ns)
 static unsigned join(struct lg_group *g, int64_t now_ns)
 {
     if (has_ended(g, now_ns)) return LG_GROUP_ENDED;
-    for (int p = 0; p < g->setup.places; p++)
-        if (p != g->setup.place && lg_group_is_up(g, p, now_ns) && differs(g, &g->last[p]))
-            return LG_GROUP_REFUSED;
+    if (g->has_twin) {
+        snprintf(
+            g->text, sizeof g->text,
+            "another machine is number %d of hosts.list, too (the list has another order there, "
+            "or hosts.number is wrong)",
+            g->setup.place);
+        return LG_GROUP_REFUSED;
+    }
+    for (int p = 0; p < g->setup.places; p++) {
+        if (p == g->setup.place || !lg_group_is_up(g, p, now_ns)) continue;
+        /* Where there is a run its hosts are right, and whoever else waits may be wrong. */
+        if (g->own.epoch.number && g->last[p].phase < LG_GROUP_member) continue;
+        if (differs(g, &g->last[p])) return LG_GROUP_REFUSED;
+    }
     return g->own.epoch.number ? 0 : form(g, now_ns);
 }
 
@@ -504,11 +517,13 @@ static bool are_unaware(const struct lg_group *g, int64_t now_ns)
     return false;
 }
 
-/* A host that has more to do may need ours for it (a checkpoint to be published, say); one that is gone does not. */
+/* A host that has more to do may need ours for it (a checkpoint to be published, say); one that is gone does not. A supervisor
+ * that follows on another has a silence's time to hear who is there. */
 bool lg_group_is_finished(const struct lg_group *g, int64_t now_ns)
 {
     const struct lg_epoch *e = &g->own.epoch;
     if (g->own.phase != LG_GROUP_done) return true;
+    if (g->is_restored && now_ns - g->restored_ns < g->setup.silence_ns) return false;
     if (are_unaware(g, now_ns)) return false;
     for (int h = 0; h < g->setup.count; h++) {
         const int p = e->place[h];

@@ -17,7 +17,7 @@
  * How an epoch is made:
  *
  *   the first    by place 0, when all of the first hosts.count places are up, know no epoch and are alike (plan, lineage,
- *                build). Its life is the name of the formation.
+ *                build, max_steps). Its life is the name of the formation.
  *   the next     proposed by the member with the lowest number among those that are up for it: without the members that
  *                are not up; or, when the epoch has come to rest in a state (lg_hosts_settled), with one that comes. It
  *                counts when it is decided, and only one successor of an epoch is ever decided:
@@ -64,6 +64,7 @@ typedef enum lg_group_phase {
 /* What must be the same on all hosts. */
 struct lg_identity {
     uint64_t plan, lineage, build;
+    uint64_t max_steps; /* where a host ends by itself: the others would wait for its next step */
 };
 
 /* What is known of the run's beginning, or of the state in which a comer joins it. */
@@ -147,6 +148,7 @@ struct lg_group {
     int64_t done_sent_ns; /* of the first beat that said so; 0: none yet */
     bool quorum_missing;  /* members are lost, and what is left may not decide: for people */
     bool done;
+    bool has_twin; /* joining: another machine says that it is this place */
     char text[LG_GROUP_TEXT];
 };
 

@@ -577,15 +577,16 @@ static bool together(uint64_t *ret_state)
     return seen == lg_hosts_all(w.count);
 }
 
-/* Hosts are done one after the other; the lgsup of some dies meanwhile, and another one follows. A machine that waits, and has heard of them, may be stopped while they say so. */
+/* Hosts are done one after the other; the lgsup of some, or of all, dies meanwhile, and another one follows. A machine that waits, and has heard of them, may be stopped while they say so. */
 static void end_world(void)
 {
     const uint32_t apart_ms = draw(2) ? APART_MS : TICK_MS;
+    const bool all_die = draw(4) == 0;
     for (int p = 0; p < w.places; p++) {
         struct machine *m = &w.machine[p];
         m->done_ms = w.now_ms + 1 + draw(apart_ms);
         m->waits = m->group.own.phase != LG_GROUP_member;
-        if (!m->waits && draw(3) == 0) m->dies_ms = w.now_ms + 1 + draw(2 * apart_ms);
+        if (!m->waits && (all_die || draw(3) == 0)) m->dies_ms = w.now_ms + 1 + draw(2 * apart_ms);
         if (m->waits && draw(2)) m->pause_ms = w.now_ms + draw(2 * APART_MS);
         if (m->waits && (!m->supervised || !m->group.company_ns))
             m->ended = true; /* never heard of it */
@@ -841,6 +842,58 @@ static void test_comes_too_late(void **state)
     assert_string_equal(m->group.text, "the run has ended before this host was one of it");
 }
 
+/* Machine 2 of three waits; what it hears from `place`, which waits too or is a member, is up. */
+static void hear_of(struct machine *m, int place, lg_group_phase phase, uint64_t max_steps)
+{
+    const int64_t now_ns = clock_ns(m);
+    struct lg_beat b = {.place = place,
+                        .phase = phase,
+                        .life = 7,
+                        .sent_ns = now_ns,
+                        .number = -1,
+                        .identity.max_steps = max_steps};
+    if (phase == LG_GROUP_member)
+        b.epoch = (struct lg_epoch){.formation = 7, .number = 1, .members = 1, .life[0] = 7};
+    lg_group_beat(&m->group, now_ns);
+    b.heard[2].life = m->life;
+    b.heard[2].sent_ns = now_ns;
+    lg_group_hear(&m->group, &b, now_ns);
+}
+static struct machine *waiting_machine(void)
+{
+    memset(&w, 0, sizeof w);
+    w.count = 2;
+    w.places = 4;
+    w.now_ms = TICK_MS;
+    start(&w.machine[2]);
+    return &w.machine[2];
+}
+/* Where hosts would end at different steps, or believe to be the same one, they say so and do not wait for each other. */
+static void test_unlike(void **state)
+{
+    (void)state;
+    const struct lg_group_facts none = {0};
+    struct machine *m = waiting_machine();
+    hear_of(m, 0, LG_GROUP_joining, 0);
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), 0);
+    hear_of(m, 1, LG_GROUP_joining, 5);
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_REFUSED);
+    assert_non_null(strstr(m->group.text, "trainer.max_steps"));
+
+    m = waiting_machine(); /* for a run that goes on: the other one that waits is wrong */
+    hear_of(m, 0, LG_GROUP_member, 0);
+    hear_of(m, 1, LG_GROUP_joining, 5);
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), 0);
+    m = waiting_machine();
+    hear_of(m, 0, LG_GROUP_member, 5);
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_REFUSED);
+
+    m = waiting_machine();
+    hear_of(m, 2, LG_GROUP_joining, 0);
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_REFUSED);
+    assert_non_null(strstr(m->group.text, "number 2 of hosts.list"));
+}
+
 int main(int argc, char **argv)
 {
     const int code = seeds_replay(argc, argv, &g_spec);
@@ -848,6 +901,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_honest),         cmocka_unit_test(test_one_way),
         cmocka_unit_test(test_followed),       cmocka_unit_test(test_recovery),
-        cmocka_unit_test(test_comes_too_late), cmocka_unit_test(test_plants)};
+        cmocka_unit_test(test_comes_too_late), cmocka_unit_test(test_unlike),
+        cmocka_unit_test(test_plants)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
