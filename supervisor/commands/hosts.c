@@ -1,14 +1,16 @@
 /* Several hosts, from the command line; see hosts.h. */
 #include "supervisor/commands/hosts.h"
+#include "base/clock.h"
 #include "supervisor/commands/answerer.h"
 #include "supervisor/commands/order.h"
 #include "supervisor/run/terminal.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { ASK_MS = 1000, SAY_EVERY = 30 };
+enum { ASK_MS = 1000, SAY_EVERY = 30, PART_LOOK_MS = 50 };
 
 static void take_over(lg_run *r, const struct lg_cluster_place *p)
 {
@@ -55,6 +57,13 @@ int lg_hosts_join(lg_run *r, bool quiet, struct lg_cluster_place *ret, lg_cluste
         lg_terminal_say(STDOUT_FILENO, "host %d of %d, from step %" PRIu64 "\n", ret->host,
                         r->plan.hosts, r->start_step);
     return 0;
+}
+
+void lg_hosts_part(lg_cluster **c)
+{
+    const struct timespec look = {.tv_nsec = PART_LOOK_MS * LG_MS_NS};
+    while (!lg_cluster_finish(*c)) nanosleep(&look, NULL);
+    lg_cluster_close(c);
 }
 
 int lg_hosts_rejoin(lg_run *r, lg_board *b, lg_cluster **ret_cluster)

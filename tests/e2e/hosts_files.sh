@@ -78,3 +78,15 @@ hosts_wait plain 0 1
 expect "it ends" "0 0" "$codes"
 check "step $half is the same, byte for byte" same_files "$T/plain/0" "$D/1" "$half"
 check "there the files are with the host that leads" test ! -e "$(checkpoint_of "$T/plain/1" "$half")"
+
+# Started again, it has nothing to do, which only the host with the checkpoint knows by itself.
+steps=$(cd "$T/plain/0/checkpoints" && ls -d tiny_step* | sed 's/.*_step//' | sort -n | tail -n 1)
+hosts_start plain --set "trainer.max_steps=$steps"
+hosts_wait plain 0 1
+expect "a run that has come to its end ends on all hosts" "0 0" "$codes"
+for i in 0 1; do check "host $i says so" said plain $i "nothing to do: tiny is at step $steps"; done
+host_start plain 0 --set "trainer.max_steps=$((steps + 1))"
+host_start plain 1 --set "trainer.max_steps=$((steps + 2))"
+hosts_wait plain 0 1
+expect "with other max_steps they do not begin" "10 10" "$codes"
+check "and say why" said plain 0 "another trainer.max_steps"
