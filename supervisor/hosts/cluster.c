@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "supervisor/hosts/cluster_private.h"
 #include "supervisor/hosts/on_board.h"
+#include "supervisor/hosts/shared.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -66,6 +67,21 @@ static int identify(const struct lg_cluster_spec *s, struct lg_identity *ret)
     return 0;
 }
 
+/* A supervisor that takes over may find the folder gone: it goes on, and does not know its number. */
+static int find_shared(lg_cluster *c, const struct lg_cluster_spec *s)
+{
+    LG_TRY(lg_path(c->shared, "%s", s->config->hosts_shared));
+    if (!c->shared[0]) return 0;
+    const int rc = lg_shared_number(c->shared, s->lineage, !s->board, &c->shared_number);
+    if (rc < 0 && s->board) {
+        lg_err_clear();
+        c->shared_number = 0;
+        return 0;
+    }
+    LG_TRY(rc);
+    return 0;
+}
+
 static uint64_t new_life(void)
 {
     struct timespec t;
@@ -85,6 +101,7 @@ static int make_group(lg_cluster *c, const struct lg_cluster_spec *s)
                                    .origin = s->origin};
     struct lg_group_before before;
     LG_TRY(identify(s, &setup.identity));
+    setup.identity.shared = c->shared_number;
     memcpy(setup.address, c->places.exchange, sizeof setup.address);
     lg_group_init(&c->group, &setup);
     if (!s->board) return 0;
@@ -105,7 +122,7 @@ static int open_all(lg_cluster *c, const struct lg_cluster_spec *s)
     c->port = (uint32_t)k->hosts_port + 1;
     c->lineage = s->lineage;
     c->beat_ns = k->hosts_silence_ms * LG_MS_NS / BEATS_PER_SILENCE;
-    LG_TRY(lg_path(c->shared, "%s", k->hosts_shared));
+    LG_TRY(find_shared(c, s));
     LG_TRY(make_group(c, s));
     struct lg_channel_spec channel = {.place = c->places.own,
                                       .places = c->places.n,

@@ -222,7 +222,9 @@ static bool differs(struct lg_group *g, const struct lg_beat *b)
                        : a->plan != c->plan ? "plan (what decides bits, hosts.count, models' files)"
                        : a->lineage != c->lineage     ? "lineage (another run)"
                        : a->max_steps != c->max_steps ? "trainer.max_steps"
-                                                      : NULL;
+                       : a->shared && c->shared && a->shared != c->shared
+                           ? "folder as hosts.shared (is it mounted there, and here?)"
+                           : NULL;
     if (what)
         snprintf(g->text, sizeof g->text, "the machine at place %d of hosts.list has another %s",
                  b->place, what);

@@ -17,7 +17,7 @@
  * How an epoch is made:
  *
  *   the first    by place 0, when all of the first hosts.count places are up, know no epoch and are alike (plan, lineage,
- *                build, max_steps). Its life is the name of the formation.
+ *                build, hosts.shared, max_steps). Its life is the name of the formation.
  *   the next     proposed by the member with the lowest number among those that are up for it: without the members that
  *                are not up; or, when the epoch has come to rest in a state (lg_hosts_settled), with one that comes. It
  *                counts when it is decided, and only one successor of an epoch is ever decided:
@@ -64,6 +64,7 @@ typedef enum lg_group_phase {
 /* What must be the same on all hosts. */
 struct lg_identity {
     uint64_t plan, lineage, build;
+    uint64_t shared;    /* which folder hosts.shared is (shared.h); 0: none, or not known */
     uint64_t max_steps; /* where a host ends by itself: the others would wait for its next step */
 };
 

@@ -79,14 +79,24 @@ expect "it ends" "0 0" "$codes"
 check "step $half is the same, byte for byte" same_files "$T/plain/0" "$D/1" "$half"
 check "there the files are with the host that leads" test ! -e "$(checkpoint_of "$T/plain/1" "$half")"
 
-# Started again, it has nothing to do, which only the host with the checkpoint knows by itself.
-steps=$(cd "$T/plain/0/checkpoints" && ls -d tiny_step* | sed 's/.*_step//' | sort -n | tail -n 1)
-hosts_start plain --set "trainer.max_steps=$steps"
-hosts_wait plain 0 1
+# Started again at its end a run has nothing to do, which only the host with the checkpoint knows by itself.
+hosts_start short --set trainer.max_steps=4
+hosts_wait short 0 1
+hosts_start short --set trainer.max_steps=4
+hosts_wait short 0 1
 expect "a run that has come to its end ends on all hosts" "0 0" "$codes"
-for i in 0 1; do check "host $i says so" said plain $i "nothing to do: tiny is at step $steps"; done
-host_start plain 0 --set "trainer.max_steps=$((steps + 1))"
-host_start plain 1 --set "trainer.max_steps=$((steps + 2))"
-hosts_wait plain 0 1
+for i in 0 1; do check "host $i says so" said short $i "nothing to do: tiny is at step 4"; done
+host_start short 0 --set trainer.max_steps=5
+host_start short 1 --set trainer.max_steps=6
+hosts_wait short 0 1
 expect "with other max_steps they do not begin" "10 10" "$codes"
-check "and say why" said plain 0 "another trainer.max_steps"
+check "and say why" said short 0 "another trainer.max_steps"
+
+# Each would decide alone there, and write where the others do not look.
+places 2 0 --set "hosts.shared=$T/mount"
+mkdir "$T/mount" "$T/elsewhere"
+on 1 mount --bind "$T/elsewhere" "$T/mount"
+hosts_start mount
+hosts_wait mount 0 1
+expect "hosts with different folders as hosts.shared do not begin" "10 10" "$codes"
+check "and say so" said mount 0 "another folder as hosts.shared"

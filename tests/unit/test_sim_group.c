@@ -868,7 +868,8 @@ static struct machine *waiting_machine(void)
     start(&w.machine[2]);
     return &w.machine[2];
 }
-/* Where hosts would end at different steps, or believe to be the same one, they say so and do not wait for each other. */
+/* Where hosts would end at different steps, decide in different folders or believe to be the same one, they say so and do
+ * not wait for each other. */
 static void test_unlike(void **state)
 {
     (void)state;
@@ -887,6 +888,14 @@ static void test_unlike(void **state)
     m = waiting_machine();
     hear_of(m, 0, LG_GROUP_member, 5);
     assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_REFUSED);
+
+    m = waiting_machine();
+    hear_of(m, 0, LG_GROUP_joining, 0);
+    m->group.own.identity.shared = 3; /* the other one could not read its folder's number */
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), 0);
+    m->group.last[0].identity.shared = 5;
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_REFUSED);
+    assert_non_null(strstr(m->group.text, "hosts.shared"));
 
     m = waiting_machine();
     hear_of(m, 2, LG_GROUP_joining, 0);
