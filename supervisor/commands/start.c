@@ -183,7 +183,8 @@ static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
 {
     struct lg_supervise_spec spec = {.quiet = quiet, .ready_fd = ready_fd};
     struct lg_cluster_place among;
-    int rc = lg_hosts_join(r, quiet, &among, &spec.cluster);
+    const struct lg_hosts_waiting how = {.quiet = quiet, .ready_fd = ready_fd};
+    int rc = lg_hosts_join(r, &how, &among, &spec.cluster);
     if (rc == LG_ERR_STOP) {
         if (!quiet) lg_terminal_say(STDOUT_FILENO, "the run has ended without this machine\n");
         *ret_exit = 0;
@@ -274,6 +275,7 @@ static int start_here(const struct place *p, lg_config **config, int *ret_exit)
     if (!r) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the run");
     lg_run_init(r, p->dir);
     int rc = lg_run_create(r);
+    if (rc == 0 && p->ready_fd >= 0) lg_detach_log(p->dir); /* which has a folder now */
     if (p->units) snprintf(r->units, sizeof r->units, "%s", p->units);
     if (rc == 0) rc = lg_launcher_of(r)->lock(r);
     if (rc == 0) rc = lg_former_check(r);

@@ -92,6 +92,16 @@ hosts_wait short 0 1
 expect "with other max_steps they do not begin" "10 10" "$codes"
 check "and say why" said short 0 "another trainer.max_steps"
 
+# Whoever starts them one after the other in the background is not kept by the first, which waits for the second.
+codes=
+for i in 0 1; do
+    on $i timeout 60 "$LGSUP" start --detach "$TINY" --set "job.dir=$T/back/$i" "${hosts_keys[@]}" --set trainer.max_steps=4
+    codes="$codes${codes:+ }$?"
+done
+expect "both are started in the background" "0 0" "$codes"
+check "the first says what it waited for" grep -q "waits for machine 1" "$T/back/0/logs/lgsup.log"
+check "and they train" wait_until 120 step_reached "$T/back/1" 4
+
 # Each would decide alone there, and write where the others do not look.
 places 2 0 --set "hosts.shared=$T/mount"
 mkdir "$T/mount" "$T/elsewhere"
