@@ -110,6 +110,14 @@ static bool is_awaited(const struct lg_group *g, int h, int64_t now_ns)
            (!b->life || b->life == e->life[h]);
 }
 
+/* A member with nothing left to do is no loss when it goes: the others are about to end, too. It may have lost its power before
+ * its last word came to them by the other way, which is that of the exchange processes; then they would wait for it for ever. */
+static bool has_left(const struct lg_group *g, int place, int64_t now_ns)
+{
+    return g->last[place].phase == LG_GROUP_done &&
+           now_ns - g->heard_ns[place] < LONELY_SILENCES * g->setup.silence_ns;
+}
+
 uint64_t lg_group_present(const struct lg_group *g, int64_t now_ns)
 {
     const struct lg_epoch *e = &g->own.epoch;
@@ -120,7 +128,7 @@ uint64_t lg_group_present(const struct lg_group *g, int64_t now_ns)
         if (b->phase == LG_GROUP_lost) continue;
         if (is_awaited(g, h, now_ns)) present |= UINT64_C(1) << h;
         if (b->life != e->life[h]) continue;
-        if (b->phase == LG_GROUP_done || lg_group_is_up(g, e->place[h], now_ns))
+        if (has_left(g, e->place[h], now_ns) || lg_group_is_up(g, e->place[h], now_ns))
             present |= UINT64_C(1) << h;
     }
     return present;

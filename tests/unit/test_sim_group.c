@@ -903,6 +903,36 @@ static void test_unlike(void **state)
     assert_non_null(strstr(m->group.text, "number 2 of hosts.list"));
 }
 
+/* A host says that it has nothing left to do, and loses its power before the others know by their exchange processes what
+ * they need for their end: they do not wait for it for ever, nor call it lost when it has just left. */
+static void test_done_and_gone(void **state)
+{
+    (void)state;
+    const struct lg_group_facts facts = {.has_state = true};
+    struct lg_epoch e = {.formation = 7, .number = 1, .members = 3, .life = {7, 8}};
+    memset(&w, 0, sizeof w);
+    w.count = w.places = 2;
+    w.shared = true;
+    w.now_ms = TICK_MS;
+    struct machine *m = &w.machine[0];
+    m->life = 7;
+    setup(m, 0);
+    e.place[1] = 1;
+    lg_group_restore(&m->group, &(struct lg_group_before){.epoch = e}, clock_ns(m));
+    lg_group_beat(&m->group, clock_ns(m));
+    struct lg_beat b = {
+        .place = 1, .phase = LG_GROUP_done, .number = 1, .life = 8, .sent_ns = 1, .epoch = e};
+    b.heard[0].life = 7;
+    b.heard[0].sent_ns = clock_ns(m);
+    assert_true(lg_group_hear(&m->group, &b, clock_ns(m)));
+    w.now_ms += 20 * SILENCE_MS;
+    assert_int_equal(lg_group_look(&m->group, &facts, clock_ns(m)), 0);
+    w.now_ms += 40 * SILENCE_MS;
+    assert_int_equal(lg_group_look(&m->group, &facts, clock_ns(m)), LG_GROUP_LINK);
+    assert_int_equal(m->group.linking.members, 1);
+    assert_int_equal(m->group.linking.number, 2);
+}
+
 int main(int argc, char **argv)
 {
     const int code = seeds_replay(argc, argv, &g_spec);
@@ -911,6 +941,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_honest),         cmocka_unit_test(test_one_way),
         cmocka_unit_test(test_followed),       cmocka_unit_test(test_recovery),
         cmocka_unit_test(test_comes_too_late), cmocka_unit_test(test_unlike),
-        cmocka_unit_test(test_plants)};
+        cmocka_unit_test(test_done_and_gone),  cmocka_unit_test(test_plants)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
