@@ -220,6 +220,40 @@ int lg_cluster_join(lg_cluster *c, int timeout_ms, struct lg_cluster_place *ret)
     return rc;
 }
 
+/* Members of the run's epoch whose machine is silent, or has begun anew. */
+static uint64_t gone_members(const lg_cluster *c)
+{
+    const struct lg_group *g = &c->group;
+    const struct lg_epoch *e = &g->own.epoch;
+    uint64_t gone = 0;
+    for (int h = 0; h < g->setup.count; h++) {
+        const int p = e->place[h];
+        const uint64_t life = p == g->setup.place ? g->own.life : g->last[p].life;
+        if ((e->members >> h & 1) && (life != e->life[h] || !lg_group_is_up(g, p, lg_now_ns())))
+            gone |= UINT64_C(1) << h;
+    }
+    return gone;
+}
+
+static void say_run(const lg_cluster *c, char *ret, size_t bytes)
+{
+    char hosts[200];
+    const uint64_t gone = gone_members(c), all = lg_hosts_all(c->group.setup.count);
+    lg_cluster_list(gone, hosts, sizeof hosts);
+    if (gone)
+        snprintf(ret, bytes,
+                 "the run has lost host%s %s: this one waits until those that are left have "
+                 "decided to go on (`lgsup hosts` there)",
+                 gone & (gone - 1) ? "s" : "", hosts);
+    else if (c->group.own.epoch.members != all)
+        snprintf(ret, bytes, "this one waits until it is given the number of a host that is lost");
+    else
+        snprintf(ret, bytes,
+                 "the run goes on with all of its %d hosts: this one waits until one is "
+                 "lost",
+                 c->group.setup.count);
+}
+
 void lg_cluster_waits_for(lg_cluster *c, char *ret, size_t bytes)
 {
     char places[200];
@@ -229,10 +263,7 @@ void lg_cluster_waits_for(lg_cluster *c, char *ret, size_t bytes)
         if (!lg_group_is_up(&c->group, p, lg_now_ns())) missing |= UINT64_C(1) << p;
     lg_cluster_list(missing, places, sizeof places);
     if (c->group.own.epoch.number)
-        snprintf(ret, bytes,
-                 "the run goes on with all of its %d hosts: this one waits until one is "
-                 "lost",
-                 c->group.setup.count);
+        say_run(c, ret, bytes);
     else if (missing)
         snprintf(ret, bytes, "machine %d of hosts.list waits for machine%s %s", c->places.own,
                  missing & (missing - 1) ? "s" : "", places);
