@@ -1,14 +1,16 @@
 /* Several hosts, from the command line; see hosts.h. */
 #include "supervisor/commands/hosts.h"
+#include "base/clock.h"
 #include "supervisor/commands/answerer.h"
 #include "supervisor/commands/order.h"
 #include "supervisor/run/terminal.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { ASK_MS = 1000, SAY_EVERY = 30 };
+enum { ASK_MS = 1000, SAY_EVERY = 30, PART_LOOK_MS = 50 };
 
 static void take_over(lg_run *r, const struct lg_cluster_place *p)
 {
@@ -19,7 +21,17 @@ static void take_over(lg_run *r, const struct lg_cluster_place *p)
     if (p->comes) r->resume[0] = 0; /* its state is another host's */
 }
 
-static int wait_for_others(lg_cluster *c, bool quiet, struct lg_cluster_place *ret)
+/* Whoever has started this one in the background may have to start the others next. */
+static void let_parent_go(const struct lg_hosts_waiting *how)
+{
+    const char byte = 0;
+    if (how->ready_fd < 0) return;
+    const ssize_t ignored = write(how->ready_fd, &byte, 1);
+    (void)ignored;
+}
+
+static int wait_for_others(lg_cluster *c, const struct lg_hosts_waiting *how,
+                           struct lg_cluster_place *ret)
 {
     char what[300], said[300] = "";
     for (int n = 0;; n++) {
@@ -28,13 +40,15 @@ static int wait_for_others(lg_cluster *c, bool quiet, struct lg_cluster_place *r
         LG_TRY(rc);
         if (rc == 1) return 0;
         lg_cluster_waits_for(c, what, sizeof what);
-        if (!quiet && (n % SAY_EVERY == 0 || strcmp(what, said) != 0))
+        if (n == 0) let_parent_go(how);
+        if ((!how->quiet || how->ready_fd >= 0) && (n % SAY_EVERY == 0 || strcmp(what, said) != 0))
             lg_terminal_say(STDOUT_FILENO, "%s\n", what);
         memcpy(said, what, sizeof said);
     }
 }
 
-int lg_hosts_join(lg_run *r, bool quiet, struct lg_cluster_place *ret, lg_cluster **ret_cluster)
+int lg_hosts_join(lg_run *r, const struct lg_hosts_waiting *how, struct lg_cluster_place *ret,
+                  lg_cluster **ret_cluster)
 {
     struct lg_cluster_spec spec = {.config = r->config,
                                    .plan_hash = r->plan.hash,
@@ -46,15 +60,22 @@ int lg_hosts_join(lg_run *r, bool quiet, struct lg_cluster_place *ret, lg_cluste
     memcpy(spec.origin.data, r->data, sizeof r->data);
     LG_TRY(lg_answerer_make(r->dir, &spec.answerer));
     LG_TRY(lg_cluster_open(&spec, ret_cluster));
-    const int rc = wait_for_others(*ret_cluster, quiet, ret);
+    const int rc = wait_for_others(*ret_cluster, how, ret);
     if (rc < 0) lg_cluster_close(ret_cluster);
     if (rc == LG_ERR_STOP) return rc;
     LG_TRY(rc);
     take_over(r, ret);
-    if (!quiet)
+    if (!how->quiet)
         lg_terminal_say(STDOUT_FILENO, "host %d of %d, from step %" PRIu64 "\n", ret->host,
                         r->plan.hosts, r->start_step);
     return 0;
+}
+
+void lg_hosts_part(lg_cluster **c)
+{
+    const struct timespec look = {.tv_nsec = PART_LOOK_MS * LG_MS_NS};
+    while (!lg_cluster_finish(*c)) nanosleep(&look, NULL);
+    lg_cluster_close(c);
 }
 
 int lg_hosts_rejoin(lg_run *r, lg_board *b, lg_cluster **ret_cluster)

@@ -163,17 +163,40 @@ static int begin_among(lg_run *r, const struct lg_cluster_place *among,
     return 0;
 }
 
+static bool is_at_its_end(const lg_run *r)
+{
+    return r->start_step >= (uint64_t)r->config->trainer_max_steps;
+}
+
+static void say_nothing_to_do(const lg_run *r)
+{
+    lg_terminal_say(STDOUT_FILENO,
+                    "nothing to do: %s is at step %" PRIu64 " of trainer.max_steps = %" PRId64 "\n",
+                    r->config->job_name, r->start_step, r->config->trainer_max_steps);
+    if (r->resume[0])
+        lg_terminal_say(STDOUT_FILENO, "checkpoint  %s\n", r->resume);
+    else
+        lg_terminal_say(STDOUT_FILENO, "checkpoints are where another host's job.dir is\n");
+}
+
 static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
 {
     struct lg_supervise_spec spec = {.quiet = quiet, .ready_fd = ready_fd};
     struct lg_cluster_place among;
-    int rc = lg_hosts_join(r, quiet, &among, &spec.cluster);
+    const struct lg_hosts_waiting how = {.quiet = quiet, .ready_fd = ready_fd};
+    int rc = lg_hosts_join(r, &how, &among, &spec.cluster);
     if (rc == LG_ERR_STOP) {
         if (!quiet) lg_terminal_say(STDOUT_FILENO, "the run has ended without this machine\n");
         *ret_exit = 0;
         return 0;
     }
     LG_TRY(rc);
+    if (spec.cluster && is_at_its_end(r)) {
+        lg_hosts_part(&spec.cluster);
+        if (!quiet) say_nothing_to_do(r);
+        *ret_exit = 0;
+        return 0;
+    }
     rc = begin_among(r, &among, &spec, ret_exit);
     lg_cluster_close(&spec.cluster);
     LG_TRY(rc);
@@ -229,12 +252,9 @@ static int start_locked(lg_run *r, lg_config **config, bool quiet, int ready_fd,
     LG_TRY(lg_run_decide(r, c));
     LG_TRY(lg_folder_check(r));
     lg_run_remove_leftovers(r); /* nobody of an earlier run lives */
-    if (r->start_step >= (uint64_t)c->trainer_max_steps) {
-        if (!quiet)
-            lg_terminal_say(STDOUT_FILENO,
-                            "nothing to do: %s is at step %" PRIu64
-                            " of trainer.max_steps = %" PRId64 "\ncheckpoint  %s\n",
-                            c->job_name, r->start_step, c->trainer_max_steps, r->resume);
+    /* Without a folder that all see the others do not know, and ask who has the newest checkpoint. */
+    if (is_at_its_end(r) && (r->plan.hosts == 1 || lg_config_shares_checkpoints(c))) {
+        if (!quiet) say_nothing_to_do(r);
         *ret_exit = 0;
         return 0;
     }
@@ -255,6 +275,7 @@ static int start_here(const struct place *p, lg_config **config, int *ret_exit)
     if (!r) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the run");
     lg_run_init(r, p->dir);
     int rc = lg_run_create(r);
+    if (rc == 0 && p->ready_fd >= 0) lg_detach_log(p->dir); /* which has a folder now */
     if (p->units) snprintf(r->units, sizeof r->units, "%s", p->units);
     if (rc == 0) rc = lg_launcher_of(r)->lock(r);
     if (rc == 0) rc = lg_former_check(r);

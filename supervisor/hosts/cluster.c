@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "supervisor/hosts/cluster_private.h"
 #include "supervisor/hosts/on_board.h"
+#include "supervisor/hosts/shared.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -59,8 +60,25 @@ static int identify(const struct lg_cluster_spec *s, struct lg_identity *ret)
 {
     uint64_t bytes, program;
     LG_TRY(lg_hash_file("/proc/self/exe", &program, &bytes));
-    *ret = (struct lg_identity){
-        .plan = s->plan_hash, .lineage = s->lineage, .build = program ^ lg_layout_hash()};
+    *ret = (struct lg_identity){.plan = s->plan_hash,
+                                .lineage = s->lineage,
+                                .build = program ^ lg_layout_hash(),
+                                .max_steps = (uint64_t)s->config->trainer_max_steps};
+    return 0;
+}
+
+/* A supervisor that takes over may find the folder gone: it goes on, and does not know its number. */
+static int find_shared(lg_cluster *c, const struct lg_cluster_spec *s)
+{
+    LG_TRY(lg_path(c->shared, "%s", s->config->hosts_shared));
+    if (!c->shared[0]) return 0;
+    const int rc = lg_shared_number(c->shared, s->lineage, !s->board, &c->shared_number);
+    if (rc < 0 && s->board) {
+        lg_err_clear();
+        c->shared_number = 0;
+        return 0;
+    }
+    LG_TRY(rc);
     return 0;
 }
 
@@ -83,6 +101,7 @@ static int make_group(lg_cluster *c, const struct lg_cluster_spec *s)
                                    .origin = s->origin};
     struct lg_group_before before;
     LG_TRY(identify(s, &setup.identity));
+    setup.identity.shared = c->shared_number;
     memcpy(setup.address, c->places.exchange, sizeof setup.address);
     lg_group_init(&c->group, &setup);
     if (!s->board) return 0;
@@ -103,7 +122,7 @@ static int open_all(lg_cluster *c, const struct lg_cluster_spec *s)
     c->port = (uint32_t)k->hosts_port + 1;
     c->lineage = s->lineage;
     c->beat_ns = k->hosts_silence_ms * LG_MS_NS / BEATS_PER_SILENCE;
-    LG_TRY(lg_path(c->shared, "%s", k->hosts_shared));
+    LG_TRY(find_shared(c, s));
     LG_TRY(make_group(c, s));
     struct lg_channel_spec channel = {.place = c->places.own,
                                       .places = c->places.n,
@@ -201,6 +220,40 @@ int lg_cluster_join(lg_cluster *c, int timeout_ms, struct lg_cluster_place *ret)
     return rc;
 }
 
+/* Members of the run's epoch whose machine is silent, or has begun anew. */
+static uint64_t gone_members(const lg_cluster *c)
+{
+    const struct lg_group *g = &c->group;
+    const struct lg_epoch *e = &g->own.epoch;
+    uint64_t gone = 0;
+    for (int h = 0; h < g->setup.count; h++) {
+        const int p = e->place[h];
+        const uint64_t life = p == g->setup.place ? g->own.life : g->last[p].life;
+        if ((e->members >> h & 1) && (life != e->life[h] || !lg_group_is_up(g, p, lg_now_ns())))
+            gone |= UINT64_C(1) << h;
+    }
+    return gone;
+}
+
+static void say_run(const lg_cluster *c, char *ret, size_t bytes)
+{
+    char hosts[200];
+    const uint64_t gone = gone_members(c), all = lg_hosts_all(c->group.setup.count);
+    lg_cluster_list(gone, hosts, sizeof hosts);
+    if (gone)
+        snprintf(ret, bytes,
+                 "the run has lost host%s %s: this one waits until those that are left have "
+                 "decided to go on (`lgsup hosts` there)",
+                 gone & (gone - 1) ? "s" : "", hosts);
+    else if (c->group.own.epoch.members != all)
+        snprintf(ret, bytes, "this one waits until it is given the number of a host that is lost");
+    else
+        snprintf(ret, bytes,
+                 "the run goes on with all of its %d hosts: this one waits until one is "
+                 "lost",
+                 c->group.setup.count);
+}
+
 void lg_cluster_waits_for(lg_cluster *c, char *ret, size_t bytes)
 {
     char places[200];
@@ -210,10 +263,7 @@ void lg_cluster_waits_for(lg_cluster *c, char *ret, size_t bytes)
         if (!lg_group_is_up(&c->group, p, lg_now_ns())) missing |= UINT64_C(1) << p;
     lg_cluster_list(missing, places, sizeof places);
     if (c->group.own.epoch.number)
-        snprintf(ret, bytes,
-                 "the run goes on with all of its %d hosts: this one waits until one is "
-                 "lost",
-                 c->group.setup.count);
+        say_run(c, ret, bytes);
     else if (missing)
         snprintf(ret, bytes, "machine %d of hosts.list waits for machine%s %s", c->places.own,
                  missing & (missing - 1) ? "s" : "", places);

@@ -16,11 +16,12 @@ struct lg_cluster {
     uint32_t port;                                       /* of exchange processes */
     uint64_t lineage;
     char shared[LG_PATH_BYTES];
+    uint64_t shared_number; /* of that folder (shared.h) */
     lg_channel *channel;
     lg_worker *worker; /* makes files of epochs */
     lg_answers *answers;
     lg_board *board;
-    int64_t beat_ns, next_beat_ns, next_said_ns;
+    int64_t beat_ns, next_beat_ns, next_said_ns, next_link_said_ns;
     int wake_fd;
     bool runs, ends, lost, refused, ended, quorum_missing;
     uint64_t up; /* places that were up at the last look */

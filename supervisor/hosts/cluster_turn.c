@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { REFUSED_SAY_MS = 10000, BATCH_MAX = 1024 };
+enum { SAY_AGAIN_MS = 10000, BATCH_MAX = 1024 };
 
 static void say(lg_cluster *c, bool bad, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
@@ -36,7 +36,7 @@ void lg_cluster_list(uint64_t bits, char *ret, size_t bytes)
 struct link_job {
     struct lg_job job;
     char folder[LG_PATH_BYTES];
-    uint64_t lineage;
+    uint64_t lineage, number;
     struct lg_epoch want, is;
     int rc;
     char why[256];
@@ -45,7 +45,8 @@ struct link_job {
 static void make_link(struct lg_job *job)
 {
     struct link_job *j = (struct link_job *)job;
-    j->rc = lg_shared_link(j->folder, j->lineage, &j->want, &j->is);
+    const struct lg_shared_place at = {j->folder, j->lineage, j->number};
+    j->rc = lg_shared_link(&at, &j->want, &j->is);
     if (j->rc < 0) snprintf(j->why, sizeof j->why, "%s", lg_err_message());
     lg_err_clear();
 }
@@ -54,7 +55,10 @@ static void link_made(struct lg_job *job, void *context)
 {
     struct link_job *j = (struct link_job *)job;
     lg_cluster *c = context;
-    if (j->rc < 0) say(c, true, "hosts.shared: %.250s; tried again", j->why);
+    if (j->rc < 0 && lg_now_ns() >= c->next_link_said_ns) {
+        say(c, true, "hosts.shared: %.250s; tried again", j->why);
+        c->next_link_said_ns = lg_now_ns() + SAY_AGAIN_MS * LG_MS_NS;
+    }
     lg_cluster_obey(c, lg_group_linked(&c->group, j->rc < 0 ? NULL : &j->is));
 }
 
@@ -65,6 +69,7 @@ static void give_link(lg_cluster *c)
     j->job = (struct lg_job){.work = make_link, .done = link_made};
     memcpy(j->folder, c->shared, sizeof j->folder);
     j->lineage = c->lineage;
+    j->number = c->shared_number;
     j->want = c->group.linking;
     if (!lg_worker_give(c->worker, &j->job)) lg_group_linked(&c->group, NULL);
 }
@@ -146,7 +151,7 @@ static void say_changes(lg_cluster *c, int64_t now_ns)
     if (!n) return;
     say(c, true, "refused %d times somebody without this cluster's key, the last time from %s", n,
         who);
-    c->next_said_ns = now_ns + REFUSED_SAY_MS * LG_MS_NS;
+    c->next_said_ns = now_ns + SAY_AGAIN_MS * LG_MS_NS;
 }
 
 static bool is_placed(const lg_cluster *c)

@@ -1,4 +1,5 @@
 /* Who takes part; see group.h. */
+#include "base/clock.h"
 #include "supervisor/hosts/group_private.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -74,6 +75,7 @@ static bool is_beat(const struct lg_group *g, const struct lg_beat *b)
 
 bool lg_group_hear(struct lg_group *g, const struct lg_beat *b, int64_t now_ns)
 {
+    if (b->place == g->setup.place && b->life != g->own.life) g->has_twin = true;
     if (!is_beat(g, b)) return false;
     struct lg_beat *last = &g->last[b->place];
     if (b->life < last->life || (b->life == last->life && b->sent_ns <= last->sent_ns)) return true;
@@ -108,6 +110,14 @@ static bool is_awaited(const struct lg_group *g, int h, int64_t now_ns)
            (!b->life || b->life == e->life[h]);
 }
 
+/* A member with nothing left to do is no loss when it goes: the others are about to end, too. It may have lost its power before
+ * its last word came to them by the other way, which is that of the exchange processes; then they would wait for it for ever. */
+static bool has_left(const struct lg_group *g, int place, int64_t now_ns)
+{
+    return g->last[place].phase == LG_GROUP_done &&
+           now_ns - g->heard_ns[place] < LONELY_SILENCES * g->setup.silence_ns;
+}
+
 uint64_t lg_group_present(const struct lg_group *g, int64_t now_ns)
 {
     const struct lg_epoch *e = &g->own.epoch;
@@ -118,7 +128,7 @@ uint64_t lg_group_present(const struct lg_group *g, int64_t now_ns)
         if (b->phase == LG_GROUP_lost) continue;
         if (is_awaited(g, h, now_ns)) present |= UINT64_C(1) << h;
         if (b->life != e->life[h]) continue;
-        if (b->phase == LG_GROUP_done || lg_group_is_up(g, e->place[h], now_ns))
+        if (has_left(g, e->place[h], now_ns) || lg_group_is_up(g, e->place[h], now_ns))
             present |= UINT64_C(1) << h;
     }
     return present;
@@ -197,6 +207,21 @@ static void look_for_run(struct lg_group *g, int64_t now_ns)
     if (g->own.epoch.number) g->company = g->own.epoch.formation;
 }
 
+/* Somebody knows of a later life of this place: the clock has been set back since, or is not set yet. What this one says would
+ * be older than what is known, and nobody would hear it. So it gets a life after that one, which no other start has: its
+ * nanoseconds are its own. Joining: nobody counts on the present one yet. */
+static void outlive(struct lg_group *g)
+{
+    uint64_t latest = 0;
+    for (int p = 0; p < g->setup.places; p++) {
+        const struct lg_beat *b = &g->last[p];
+        if (p == g->setup.place || !b->life) continue;
+        latest = LG_MAX(latest, b->heard[g->setup.place].life);
+        if (g->setup.place == 0) latest = LG_MAX(latest, b->epoch.formation);
+    }
+    if (latest > g->own.life) g->own.life = latest + 1 + g->setup.life % LG_S_NS;
+}
+
 /* ---- the first epoch ---- */
 
 static bool differs(struct lg_group *g, const struct lg_beat *b)
@@ -204,8 +229,11 @@ static bool differs(struct lg_group *g, const struct lg_beat *b)
     const struct lg_identity *a = &g->own.identity, *c = &b->identity;
     const char *what = a->build != c->build ? "build"
                        : a->plan != c->plan ? "plan (what decides bits, hosts.count, models' files)"
-                       : a->lineage != c->lineage ? "lineage (another run)"
-                                                  : NULL;
+                       : a->lineage != c->lineage     ? "lineage (another run)"
+                       : a->max_steps != c->max_steps ? "trainer.max_steps"
+                       : a->shared && c->shared && a->shared != c->shared
+                           ? "folder as hosts.shared (is it mounted there, and here?)"
+                           : NULL;
     if (what)
         snprintf(g->text, sizeof g->text, "the machine at place %d of hosts.list has another %s",
                  b->place, what);
@@ -254,9 +282,20 @@ static bool has_ended(const struct lg_group *g, int64_t now_ns)
 static unsigned join(struct lg_group *g, int64_t now_ns)
 {
     if (has_ended(g, now_ns)) return LG_GROUP_ENDED;
-    for (int p = 0; p < g->setup.places; p++)
-        if (p != g->setup.place && lg_group_is_up(g, p, now_ns) && differs(g, &g->last[p]))
-            return LG_GROUP_REFUSED;
+    if (g->has_twin) {
+        snprintf(
+            g->text, sizeof g->text,
+            "another machine is number %d of hosts.list, too (the list has another order there, "
+            "or hosts.number is wrong)",
+            g->setup.place);
+        return LG_GROUP_REFUSED;
+    }
+    for (int p = 0; p < g->setup.places; p++) {
+        if (p == g->setup.place || !lg_group_is_up(g, p, now_ns)) continue;
+        /* Where there is a run its hosts are right, and whoever else waits may be wrong. */
+        if (g->own.epoch.number && g->last[p].phase < LG_GROUP_member) continue;
+        if (differs(g, &g->last[p])) return LG_GROUP_REFUSED;
+    }
     return g->own.epoch.number ? 0 : form(g, now_ns);
 }
 
@@ -427,6 +466,7 @@ unsigned lg_group_look(struct lg_group *g, const struct lg_group_facts *facts, i
     unsigned news = 0;
     g->facts = *facts;
     g->own.has_state = facts->has_state;
+    if (g->own.phase == LG_GROUP_joining) outlive(g);
     if (g->own.phase == LG_GROUP_joining || g->own.phase == LG_GROUP_coming)
         look_for_run(g, now_ns);
     for (int p = 0; p < g->setup.places && g->own.phase != LG_GROUP_lost; p++)
@@ -490,11 +530,13 @@ static bool are_unaware(const struct lg_group *g, int64_t now_ns)
     return false;
 }
 
-/* A host that has more to do may need ours for it (a checkpoint to be published, say); one that is gone does not. */
+/* A host that has more to do may need ours for it (a checkpoint to be published, say); one that is gone does not. A supervisor
+ * that follows on another has a silence's time to hear who is there. */
 bool lg_group_is_finished(const struct lg_group *g, int64_t now_ns)
 {
     const struct lg_epoch *e = &g->own.epoch;
     if (g->own.phase != LG_GROUP_done) return true;
+    if (g->is_restored && now_ns - g->restored_ns < g->setup.silence_ns) return false;
     if (are_unaware(g, now_ns)) return false;
     for (int h = 0; h < g->setup.count; h++) {
         const int p = e->place[h];

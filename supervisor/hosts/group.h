@@ -4,7 +4,8 @@
  *
  * A *place* is a machine of hosts.list, from 0; a *number* is a host of the run (shm/hosts.h), which a place holds. The
  * first hosts.count places begin with their own numbers, the others are spares. A *life* is one start of a place: the
- * time of it, so that a later one is the greater. A supervisor that dies and is followed by another one on the same board
+ * time of it, so that a later one is the greater (where the clock was set back, a time after the last one that others know
+ * of). A supervisor that dies and is followed by another one on the same board
  * keeps its life.
  *
  * Everybody says everything that it knows to everybody, over and over, in one message, the *beat*: what is lost was said
@@ -16,7 +17,7 @@
  * How an epoch is made:
  *
  *   the first    by place 0, when all of the first hosts.count places are up, know no epoch and are alike (plan, lineage,
- *                build). Its life is the name of the formation.
+ *                build, hosts.shared, max_steps). Its life is the name of the formation.
  *   the next     proposed by the member with the lowest number among those that are up for it: without the members that
  *                are not up; or, when the epoch has come to rest in a state (lg_hosts_settled), with one that comes. It
  *                counts when it is decided, and only one successor of an epoch is ever decided:
@@ -63,6 +64,8 @@ typedef enum lg_group_phase {
 /* What must be the same on all hosts. */
 struct lg_identity {
     uint64_t plan, lineage, build;
+    uint64_t shared;    /* which folder hosts.shared is (shared.h); 0: none, or not known */
+    uint64_t max_steps; /* where a host ends by itself: the others would wait for its next step */
 };
 
 /* What is known of the run's beginning, or of the state in which a comer joins it. */
@@ -147,6 +150,7 @@ struct lg_group {
     int64_t done_sent_ns; /* of the first beat that said so; 0: none yet */
     bool quorum_missing;  /* members are lost, and what is left may not decide: for people */
     bool done;
+    bool has_twin; /* joining: another machine says that it is this place */
     char text[LG_GROUP_TEXT];
 };
 

@@ -86,6 +86,18 @@ check "healed, they go on" wait_step "$T/half/0" $((at + 5)) 120
 check "in the epoch in which they were" test "$(grep -c 'hosts: epoch' "$T/half/0.out")" = 1
 settle_hosts "a cut without a majority" half 1 "0 0" 0 1
 
+# A power loss after which what is left is not more than half: the operator says that it goes on.
+places 2 0
+hosts_start half.lost
+wait_step "$T/half.lost/0" 20
+"$HOSTS" off 1
+"$HOSTS" on 1
+host_start half.lost 1
+check "a machine that comes back says what it waits for" wait_until 60 said half.lost 1 "the run has lost host 1: this one waits"
+check "the operator lets the other one go on" on 0 timeout 60 "$LGSUP" hosts --take "$T/half.lost/0"
+check "which takes the machine in again" wait_until 120 said half.lost 1 "host 1 of 2, from step [1-9]"
+settle_hosts "half of the hosts is lost" half.lost 0 "0 0" 0 1
+
 # Of three two decide, and go on with the spare; the one that is alone stops and says so when it hears of them.
 hosts_batch=(--set trainer.global_batch_size=12)
 places 3 1 "${hosts_batch[@]}"

@@ -79,3 +79,35 @@ hosts_wait plain 0 1
 expect "it ends" "0 0" "$codes"
 check "step $half is the same, byte for byte" same_files "$T/plain/0" "$D/1" "$half"
 check "there the files are with the host that leads" test ! -e "$(checkpoint_of "$T/plain/1" "$half")"
+
+# Started again at its end a run has nothing to do, which only the host with the checkpoint knows by itself.
+hosts_start short --set trainer.max_steps=4
+hosts_wait short 0 1
+hosts_start short --set trainer.max_steps=4
+hosts_wait short 0 1
+expect "a run that has come to its end ends on all hosts" "0 0" "$codes"
+for i in 0 1; do check "host $i says so" said short $i "nothing to do: tiny is at step 4"; done
+host_start short 0 --set trainer.max_steps=5
+host_start short 1 --set trainer.max_steps=6
+hosts_wait short 0 1
+expect "with other max_steps they do not begin" "10 10" "$codes"
+check "and say why" said short 0 "another trainer.max_steps"
+
+# Whoever starts them one after the other in the background is not kept by the first, which waits for the second.
+codes=
+for i in 0 1; do
+    on $i timeout 60 "$LGSUP" start --detach "$TINY" --set "job.dir=$T/back/$i" "${hosts_keys[@]}" --set trainer.max_steps=4
+    codes="$codes${codes:+ }$?"
+done
+expect "both are started in the background" "0 0" "$codes"
+check "the first says what it waited for" grep -q "waits for machine 1" "$T/back/0/logs/lgsup.log"
+check "and they train" wait_until 120 step_reached "$T/back/1" 4
+
+# Each would decide alone there, and write where the others do not look.
+places 2 0 --set "hosts.shared=$T/mount"
+mkdir "$T/mount" "$T/elsewhere"
+on 1 mount --bind "$T/elsewhere" "$T/mount"
+hosts_start mount
+hosts_wait mount 0 1
+expect "hosts with different folders as hosts.shared do not begin" "10 10" "$codes"
+check "and say so" said mount 0 "another folder as hosts.shared"

@@ -72,7 +72,9 @@ static void test_link(void **state)
 {
     (void)state;
     char folder[LG_PATH_BYTES];
+    struct lg_shared_place at = {folder, 9, 0};
     assert_int_equal(lg_path(folder, "%s", scratch_path("shared")), 0);
+    assert_int_equal(lg_shared_number(folder, 9, true, &at.number), 0);
     for (uint64_t n = 2; n < 2 + RACES; n++) {
         for (int i = 0; i < RACERS; i++) {
             if (fork()) continue;
@@ -81,7 +83,7 @@ static void test_link(void **state)
             want.life[0] += (uint64_t)i * 100000;
             char path[64];
             snprintf(path, sizeof path, "is%d", i);
-            if (lg_shared_link(folder, 9, &want, &is) < 0) _exit(1);
+            if (lg_shared_link(&at, &want, &is) < 0) _exit(1);
             FILE *f = fopen(scratch_path(path), "w");
             _exit(!f || fwrite(&is, sizeof is, 1, f) != 1 || fclose(f) != 0);
         }
@@ -118,12 +120,51 @@ static void test_bad_file(void **state)
         "formation 77\nnumber 2\nfirst_step 5\nleader 1\nhost 0 place 1 life 3\nend\n",
         "formation 77\nnumber 2\nfirst_step 5\nleader 0\nhost 0 place 1 life 3\n",
         "formation 77\nnumber 2\nfirst_step 5\nleader 0\nhost 64 place 1 life 3\nend\n"};
+    scratch_write("bad/epochs/0000000000000009/folder", "0123456789abcdef\n");
     for (size_t i = 0; i < LG_ARRAY_LEN(text); i++) {
         scratch_write("bad/epochs/0000000000000009/77.2", text[i]);
-        assert_int_equal(lg_shared_link(scratch_path("bad"), 9, &want, &is), LG_ERR_CORRUPT);
+        assert_int_equal(
+            lg_shared_link(&(struct lg_shared_place){scratch_path("bad"), 9, 0}, &want, &is),
+            LG_ERR_CORRUPT);
     }
     scratch_write("file", "");
-    assert_true(lg_shared_link(scratch_path("file"), 9, &want, &is) < 0);
+    assert_true(lg_shared_link(&(struct lg_shared_place){scratch_path("file"), 9, 0}, &want, &is) <
+                0);
+    lg_err_clear();
+}
+
+static uint64_t number_of(const char *folder)
+{
+    uint64_t n = 0;
+    assert_int_equal(lg_shared_number(folder, 9, true, &n), 0);
+    return n;
+}
+
+/* Where the folder is not mounted, or another one is, nothing is decided. */
+static void test_other_folder(void **state)
+{
+    (void)state;
+    struct lg_epoch want = epoch(2, 0), is;
+    uint64_t n;
+    char folder[LG_PATH_BYTES], away[LG_PATH_BYTES];
+    assert_int_equal(lg_path(folder, "%s", scratch_path("mounted")), 0);
+    assert_int_equal(lg_path(away, "%s", scratch_path("away")), 0);
+    assert_int_equal(lg_shared_number(folder, 9, false, &n), LG_ERR_NOTFOUND);
+    assert_int_equal(lg_mkdirs(folder), 0);
+    assert_int_equal(lg_shared_number(folder, 9, false, &n), LG_ERR_NOTFOUND);
+    const struct lg_shared_place at = {folder, 9, number_of(folder)}, any = {folder, 9, 0};
+    assert_int_equal(number_of(folder), at.number);
+    assert_int_equal(lg_shared_link(&at, &want, &is), 0);
+    assert_int_equal(rename(folder, away), 0);
+    assert_int_equal(lg_mkdirs(folder), 0); /* of the mount */
+    want = epoch(3, 1);
+    assert_int_equal(lg_shared_link(&at, &want, &is), LG_ERR_MISMATCH);
+    assert_int_equal(lg_shared_link(&any, &want, &is), LG_ERR_MISMATCH);
+    assert_true(number_of(folder) != at.number);
+    assert_int_equal(lg_shared_link(&at, &want, &is), LG_ERR_MISMATCH);
+    assert_int_equal(lg_shared_link(&any, &want, &is), 0);
+    scratch_write("mounted/epochs/0000000000000009/folder", "0\n");
+    assert_int_equal(lg_shared_link(&any, &want, &is), LG_ERR_CORRUPT);
     lg_err_clear();
 }
 
@@ -211,8 +252,9 @@ static void test_votes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_hostlist), cmocka_unit_test(test_link),
-                                       cmocka_unit_test(test_bad_file),
-                                       cmocka_unit_test(test_places), cmocka_unit_test(test_votes)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hostlist), cmocka_unit_test(test_link),
+        cmocka_unit_test(test_bad_file), cmocka_unit_test(test_other_folder),
+        cmocka_unit_test(test_places),   cmocka_unit_test(test_votes)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

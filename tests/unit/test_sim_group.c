@@ -1,4 +1,4 @@
-/* Who takes part, simulated: machines with clocks of their own, a network that delays, repeats, loses and is cut
+/* Who takes part, simulated: machines with clocks of their own, which may be set back, a network that delays, repeats, loses and is cut
  * (one way, too), supervisors that die and are followed by others on the same board, machines that die with all,
  * spares, an operator. The functions of supervisor/hosts/group.h are the real ones; what is pretended of shm/hosts.h is
  * only as much as tells when a step can be made and when an epoch rests.
@@ -36,6 +36,8 @@ enum {
     WIRE_MAX = 4096,
     EPOCHS_MAX = 512,
     STATES_MAX = 8192,
+    STARTS_MAX = 4096,
+    CLOCK_BACK_MS = 200000, /* by which a clock is set back */
     HONEST_SEEDS = 300,
     HONEST_MS = 4000,
     PLANT_SEEDS_MAX = 2000
@@ -74,6 +76,7 @@ struct machine {
         ended; /* it was there, without a part in the run, when that ended; it has ended in order */
     uint64_t life;
     int64_t skew_ms, next_look_ms, next_beat_ms, back_ms, pause_ms, blocked_ms, done_ms;
+    int64_t dies_ms; /* its lgsup, while the run ends; 0: not */
     struct lg_group group;
     struct board board;
 };
@@ -100,7 +103,7 @@ static struct world {
     struct {
         uint64_t formation, life[LG_HOSTS_MAX];
     } maker[STATES_MAX];
-    uint64_t steps, epochs, deaths, losses, takes, comers, forks, waiters;
+    uint64_t starts, steps, epochs, deaths, losses, takes, comers, waiters;
     char why[300];
 } w;
 
@@ -267,7 +270,10 @@ static void start(struct machine *m)
 {
     const bool keeps = w.plant == PLANT_KEEPS_LIFE && m->life;
     memset(&m->board, 0, sizeof m->board);
-    if (!keeps) m->life = (uint64_t)(w.now_ms + 100000 + m->skew_ms) * 8 + 1;
+    const int64_t back_ms = w.trouble && draw(6) == 0 ? draw(CLOCK_BACK_MS) : 0;
+    if (!keeps)
+        m->life = (uint64_t)(w.now_ms + CLOCK_BACK_MS + m->skew_ms - back_ms) * STARTS_MAX +
+                  ++w.starts % STARTS_MAX;
     m->runs = true;
     setup(m, draw(3) ? 0 : 10 * draw(3));
     tell((int)(m - w.machine), "starts, life", m->life);
@@ -385,7 +391,9 @@ static void look(struct machine *m)
     struct lg_group_facts f = {.has_state = m->board.has_state, .settled = is_settled(m)};
     f.rest.step = m->board.state;
     m->next_look_ms = w.now_ms + LOOK_MS;
-    obey(m, lg_group_look(&m->group, &f, clock_ns(m)));
+    const unsigned news = lg_group_look(&m->group, &f, clock_ns(m));
+    m->life = m->group.own.life; /* of one that joins it may be another by now */
+    obey(m, news);
     if (m->supervised && w.now_ms >= m->next_beat_ms) send((int)(m - w.machine));
 }
 
@@ -528,6 +536,12 @@ static void turn(struct machine *m)
 {
     if (m->ended) m->runs = m->supervised = false;
     if (m->ended) return;
+    if (m->dies_ms && w.now_ms >= m->dies_ms && m->supervised) {
+        tell((int)(m - w.machine), "its supervisor dies while the run ends", 0);
+        m->dies_ms = 0;
+        m->supervised = false;
+        m->back_ms = w.now_ms + 20 + draw(300);
+    }
     if (m->runs && m->supervised && m->group.own.phase == LG_GROUP_lost &&
         w.plant != PLANT_STOPS_NEVER && w.now_ms >= m->back_ms)
         start(m);
@@ -563,14 +577,16 @@ static bool together(uint64_t *ret_state)
     return seen == lg_hosts_all(w.count);
 }
 
-/* Hosts are done one after the other. A machine that waits, and has heard of them, may be stopped while they say so. */
+/* Hosts are done one after the other; the lgsup of some, or of all, dies meanwhile, and another one follows. A machine that waits, and has heard of them, may be stopped while they say so. */
 static void end_world(void)
 {
     const uint32_t apart_ms = draw(2) ? APART_MS : TICK_MS;
+    const bool all_die = draw(4) == 0;
     for (int p = 0; p < w.places; p++) {
         struct machine *m = &w.machine[p];
         m->done_ms = w.now_ms + 1 + draw(apart_ms);
         m->waits = m->group.own.phase != LG_GROUP_member;
+        if (!m->waits && (all_die || draw(3) == 0)) m->dies_ms = w.now_ms + 1 + draw(2 * apart_ms);
         if (m->waits && draw(2)) m->pause_ms = w.now_ms + draw(2 * APART_MS);
         if (m->waits && (!m->supervised || !m->group.company_ns))
             m->ended = true; /* never heard of it */
@@ -859,6 +875,97 @@ static void test_formed_anew_meanwhile(void **state)
                      LG_GROUP_ENTERED); /* which is what it was to be one of */
 }
 
+/* Machine 2 of three waits; what it hears from `place`, which waits too or is a member, is up. */
+static void hear_of(struct machine *m, int place, lg_group_phase phase, uint64_t max_steps)
+{
+    const int64_t now_ns = clock_ns(m);
+    struct lg_beat b = {.place = place,
+                        .phase = phase,
+                        .life = 7,
+                        .sent_ns = now_ns,
+                        .number = -1,
+                        .identity.max_steps = max_steps};
+    if (phase == LG_GROUP_member)
+        b.epoch = (struct lg_epoch){.formation = 7, .number = 1, .members = 1, .life[0] = 7};
+    lg_group_beat(&m->group, now_ns);
+    b.heard[2].life = m->life;
+    b.heard[2].sent_ns = now_ns;
+    lg_group_hear(&m->group, &b, now_ns);
+}
+static struct machine *waiting_machine(void)
+{
+    memset(&w, 0, sizeof w);
+    w.count = 2;
+    w.places = 4;
+    w.now_ms = TICK_MS;
+    start(&w.machine[2]);
+    return &w.machine[2];
+}
+/* Where hosts would end at different steps, decide in different folders or believe to be the same one, they say so and do
+ * not wait for each other. */
+static void test_unlike(void **state)
+{
+    (void)state;
+    const struct lg_group_facts none = {0};
+    struct machine *m = waiting_machine();
+    hear_of(m, 0, LG_GROUP_joining, 0);
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), 0);
+    hear_of(m, 1, LG_GROUP_joining, 5);
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_REFUSED);
+    assert_non_null(strstr(m->group.text, "trainer.max_steps"));
+
+    m = waiting_machine(); /* for a run that goes on: the other one that waits is wrong */
+    hear_of(m, 0, LG_GROUP_member, 0);
+    hear_of(m, 1, LG_GROUP_joining, 5);
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), 0);
+    m = waiting_machine();
+    hear_of(m, 0, LG_GROUP_member, 5);
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_REFUSED);
+
+    m = waiting_machine();
+    hear_of(m, 0, LG_GROUP_joining, 0);
+    m->group.own.identity.shared = 3; /* the other one could not read its folder's number */
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), 0);
+    m->group.last[0].identity.shared = 5;
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_REFUSED);
+    assert_non_null(strstr(m->group.text, "hosts.shared"));
+
+    m = waiting_machine();
+    hear_of(m, 2, LG_GROUP_joining, 0);
+    assert_int_equal(lg_group_look(&m->group, &none, clock_ns(m)), LG_GROUP_REFUSED);
+    assert_non_null(strstr(m->group.text, "number 2 of hosts.list"));
+}
+
+/* A host says that it has nothing left to do, and loses its power before the others know by their exchange processes what
+ * they need for their end: they do not wait for it for ever, nor call it lost when it has just left. */
+static void test_done_and_gone(void **state)
+{
+    (void)state;
+    const struct lg_group_facts facts = {.has_state = true};
+    struct lg_epoch e = {.formation = 7, .number = 1, .members = 3, .life = {7, 8}};
+    memset(&w, 0, sizeof w);
+    w.count = w.places = 2;
+    w.shared = true;
+    w.now_ms = TICK_MS;
+    struct machine *m = &w.machine[0];
+    m->life = 7;
+    setup(m, 0);
+    e.place[1] = 1;
+    lg_group_restore(&m->group, &(struct lg_group_before){.epoch = e}, clock_ns(m));
+    lg_group_beat(&m->group, clock_ns(m));
+    struct lg_beat b = {
+        .place = 1, .phase = LG_GROUP_done, .number = 1, .life = 8, .sent_ns = 1, .epoch = e};
+    b.heard[0].life = 7;
+    b.heard[0].sent_ns = clock_ns(m);
+    assert_true(lg_group_hear(&m->group, &b, clock_ns(m)));
+    w.now_ms += 20 * SILENCE_MS;
+    assert_int_equal(lg_group_look(&m->group, &facts, clock_ns(m)), 0);
+    w.now_ms += 40 * SILENCE_MS;
+    assert_int_equal(lg_group_look(&m->group, &facts, clock_ns(m)), LG_GROUP_LINK);
+    assert_int_equal(m->group.linking.members, 1);
+    assert_int_equal(m->group.linking.number, 2);
+}
+
 int main(int argc, char **argv)
 {
     const int code = seeds_replay(argc, argv, &g_spec);
@@ -867,6 +974,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_honest),         cmocka_unit_test(test_one_way),
         cmocka_unit_test(test_followed),       cmocka_unit_test(test_recovery),
         cmocka_unit_test(test_comes_too_late), cmocka_unit_test(test_formed_anew_meanwhile),
+        cmocka_unit_test(test_unlike),         cmocka_unit_test(test_done_and_gone),
         cmocka_unit_test(test_plants)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
