@@ -460,19 +460,20 @@ static void fill(lg_config *c, struct findings *f, struct lg_problems *p)
     close_file(f);
 }
 
-/* rc: of the reader. */
-static void take(lg_config *c, struct findings *f, int rc, const char *key, struct lg_problems *p)
+/* rc: of the reader. False: it has failed, which is a problem by now. */
+static bool take(lg_config *c, struct findings *f, int rc, const char *key, struct lg_problems *p)
 {
     char where[LG_PROBLEM_BYTES / 2];
     if (rc == 0) {
         fill(c, f, p);
-        return;
+        return true;
     }
     lg_key_where(c, key, where, sizeof where);
     lg_problem(p, "%s%s: %s", where, key, lg_err_message());
     lg_err_clear();
     f->n = 0;
     close_file(f);
+    return false;
 }
 
 static const char *const OF_INDEX[] = {"model.from",  "vae.model",    "text.model",
@@ -493,10 +494,17 @@ static void choose_scheduler(lg_config *c, struct findings *f, struct lg_problem
     if (lg_path(path, "%s/scheduler/scheduler_config.json", c->_pipeline) < 0 ||
         !lg_path_exists(path)) { /* a pipeline may be without; then the objective is the user's */
         lg_err_clear();
+        if (is_written(c, "trainer.objective")) return;
+        int rc = LG_FAIL(LG_ERR_CONFIG,
+                         "%s does not exist, which says what the net predicts; fetch it, or write "
+                         "trainer.objective (eps, v or flow) and the keys of its noise",
+                         path);
+        take(c, f, rc, "pipeline", p);
         return;
     }
-    if (!is_written(c, "trainer.objective"))
-        take(c, f, read_objective(f, c->_pipeline), "pipeline", p);
+    if (!is_written(c, "trainer.objective") &&
+        !take(c, f, read_objective(f, c->_pipeline), "pipeline", p))
+        return;
     take(c, f, read_scheduler(f, c->_pipeline, !strcmp(c->trainer_objective, "flow")), "pipeline",
          p);
 }

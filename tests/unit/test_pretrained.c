@@ -476,6 +476,18 @@ static void refusals_name_key_and_file(void **state)
     refused(PIPE, "\"num_train_timesteps\" is 500");
     scratch_write("pipe/scheduler/scheduler_config.json", "{\"beta_schedule\": \"cosine\"}");
     refused(PIPE, "\"beta_schedule\" is \"cosine\"");
+    scratch_write("pipe/scheduler/scheduler_config.json", "{,}");
+    lg_config *c = NULL;
+    int rc = lg_config_load(scratch_path("p.toml"), NULL, 0, &c);
+    assert_int_equal(rc == 0 ? lg_config_check(c) : rc, LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_message(), "scheduler_config.json is not a JSON object"));
+    assert_null(strstr(lg_err_message(), "errors:")); /* it is one */
+    lg_config_free(&c);
+    assert_int_equal(unlink(scratch_path("pipe/scheduler/scheduler_config.json")), 0);
+    refused(PIPE, "scheduler_config.json does not exist, which says what the net predicts");
+    c = load(PIPE "[trainer]\nobjective = 'eps'\n"); /* it is said then */
+    assert_int_equal(lg_config_check(c), 0);
+    lg_config_free(&c);
     scratch_write("pipe/model_index.json", "{\"_class_name\": \"WuerstchenPriorPipeline\", "
                                            "\"prior\": [\"diffusers\", \"WuerstchenPrior\"]}");
     refused(PIPE, "names no transformer and no unet: WuerstchenPriorPipeline");
