@@ -414,6 +414,28 @@ static void clips(void **state)
     scratch_remove();
 }
 
+/* Latents made before, of the pipeline's own autoencoder, which is left out: it says how they are scaled. */
+static void latents_are_scaled_as_the_pipeline_says(void **state)
+{
+    scratch_make();
+    write_pipeline("{\"_class_name\": \"FlowMatchEulerDiscreteScheduler\"}");
+    scratch_write("pipe/vae/config.json",
+                  "{\"block_out_channels\": [1, 1, 1, 1], \"latent_channels\": 4, "
+                  "\"scaling_factor\": 0.5, \"shift_factor\": 0.25}");
+    lg_config *c = load(PIPE "[vae]\nmodel = ''\n");
+    assert_string_equal(c->vae_model, "");
+    assert_true(c->data_latent_scaling == 0.5 && c->data_latent_shift == 0.25);
+    assert_true(is_chosen(c, "data.latent_scaling", "vae/config.json"));
+    lg_config_free(&c);
+    c = load(PIPE "latent_scaling = 1\n[vae]\nmodel = ''\n"); /* as written */
+    assert_true(c->data_latent_scaling == 1 && c->data_latent_shift == 0.25);
+    lg_config_free(&c);
+    c = load(PIPE); /* pictures */
+    assert_true(c->data_latent_scaling == 1 && !is_chosen(c, "data.latent_scaling", ""));
+    lg_config_free(&c);
+    scratch_remove();
+}
+
 /* SD3's pipeline has three text encoders, of which a folder may lack T5, and draws at its scheduler's own timesteps. */
 static void sd3(void **state)
 {
@@ -505,6 +527,7 @@ int main(void)
         cmocka_unit_test(what_is_written_wins),
         cmocka_unit_test(flux),
         cmocka_unit_test(clips),
+        cmocka_unit_test(latents_are_scaled_as_the_pipeline_says),
         cmocka_unit_test(sd3),
         cmocka_unit_test(refusals_name_key_and_file),
     };
