@@ -151,9 +151,17 @@ static const char *digits(const char *s, const char *end)
 
 static int take_number(lg_json *j)
 {
+    static const char infinity[] = "Infinity";
     const char *s = j->at, *from;
     j->text = s;
     if (*s == '-') s++;
+    if (j->source.infinities && (size_t)(j->end - s) >= sizeof infinity - 1 &&
+        memcmp(s, infinity, sizeof infinity - 1) == 0) {
+        j->at = s + sizeof infinity - 1;
+        j->bytes = (size_t)(j->at - j->text);
+        j->kind = LG_JSON_NUMBER;
+        return 0;
+    }
     from = s;
     s = digits(s, j->end);
     bool good = s > from && (*from != '0' || s == from + 1);
@@ -264,7 +272,10 @@ static int take_value(lg_json *j)
         j->kind = LG_JSON_STRING;
         return 0;
     default:
-        return *j->at == '-' || (*j->at >= '0' && *j->at <= '9') ? take_number(j) : take_word(j);
+        return *j->at == '-' || (*j->at >= '0' && *j->at <= '9') ||
+                       (*j->at == 'I' && j->source.infinities)
+                   ? take_number(j)
+                   : take_word(j);
     }
 }
 

@@ -1,5 +1,5 @@
 /* JSON that somebody else wrote, read token by token: no tree, no recursion, no memory. The grammar is
- * that of RFC 8259, nothing more: no comments, no NaN, nothing after the end, texts of valid UTF-8
+ * that of RFC 8259, nothing more unless it is asked for: no comments, no NaN, nothing after the end, texts of valid UTF-8
  * without NUL. Depth and number of tokens are bounded, so the time is that of one pass at most.
  *
  *     lg_json j;
@@ -38,6 +38,7 @@ struct lg_json_source {
     size_t origin;       /* of `data` in its file: added to the byte that messages name */
     int code;            /* of failures; 0 is LG_ERR_CORRUPT */
     bool loose_text;     /* texts may hold raw control characters, NUL and invalid UTF-8 */
+    bool infinities;     /* Infinity and -Infinity, as Python writes them, are NUMBERs, too */
 };
 
 typedef struct lg_json {

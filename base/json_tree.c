@@ -14,6 +14,7 @@ struct names {
     size_t n, capacity;
     char *copy; /* of a name, without escapes */
     size_t copy_bytes;
+    char *spelled; /* the document for cJSON, once there was an infinity in it */
 };
 
 static int no_memory(const lg_json *j)
@@ -41,6 +42,21 @@ static int add_name(struct names *k, const lg_json *j, uint64_t object)
     return 0;
 }
 
+/* cJSON knows no infinities: a number that strtod makes one takes the place of each. */
+static int spell_infinity(struct names *k, const lg_json *j)
+{
+    const char *data = j->source.data, *number = *j->text == '-' ? "-1e999" : "1e999";
+    if (!k->spelled) {
+        k->spelled = malloc(j->source.bytes);
+        if (!k->spelled) return no_memory(j);
+        memcpy(k->spelled, data, j->source.bytes);
+    }
+    char *at = k->spelled + (j->text - data);
+    memset(at, ' ', j->bytes);
+    memcpy(at, number, strlen(number));
+    return 0;
+}
+
 static int by_value(const void *a, const void *b)
 {
     const uint64_t *x = a, *y = b;
@@ -54,6 +70,7 @@ static int check(lg_json *j, struct names *k)
         LG_TRY(lg_json_next(j));
         if (j->kind == LG_JSON_OBJECT) object[j->depth] = ++objects;
         if (j->kind == LG_JSON_KEY) LG_TRY(add_name(k, j, object[j->depth]));
+        if (j->kind == LG_JSON_NUMBER && j->text[j->bytes - 1] == 'y') LG_TRY(spell_infinity(k, j));
     } while (j->kind != LG_JSON_END);
     if (k->n) qsort(k->hash, k->n, sizeof *k->hash, by_value);
     for (size_t i = 1; i < k->n; i++)
@@ -67,13 +84,17 @@ int lg_json_tree(const char *label, const char *data, size_t bytes, size_t token
 {
     lg_json j;
     struct names k = {0};
-    lg_json_open(&j, &(struct lg_json_source){
-                         .label = label, .data = data, .bytes = bytes, .tokens_max = tokens_max});
+    lg_json_open(&j, &(struct lg_json_source){.label = label,
+                                              .data = data,
+                                              .bytes = bytes,
+                                              .tokens_max = tokens_max,
+                                              .infinities = true});
     int rc = check(&j, &k);
+    cJSON *root = rc < 0 ? NULL : cJSON_ParseWithLength(k.spelled ? k.spelled : data, bytes);
     free(k.hash);
     free(k.copy);
+    free(k.spelled);
     LG_TRY(rc);
-    cJSON *root = cJSON_ParseWithLength(data, bytes);
     if (!root) /* out of memory, or a number of more than 63 characters */
         return LG_FAIL(LG_ERR_CORRUPT, "%s: it cannot be read as JSON", label);
     *ret = root;

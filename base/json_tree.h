@@ -1,5 +1,6 @@
-/* Small JSON documents as a tree of cJSON, after base/json.h has seen that they are strict JSON, no
- * deeper and no larger than allowed. The one place that calls cJSON's parser on what is not ours. */
+/* Small JSON documents as a tree of cJSON, after base/json.h has seen that they are JSON, no
+ * deeper and no larger than allowed; strict but for Infinity and -Infinity, which diffusers writes into the
+ * files of schedulers, and which become numbers. The one place that calls cJSON's parser on what is not ours. */
 #pragma once
 #include "base/check.h"
 #include <cjson/cJSON.h>

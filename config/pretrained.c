@@ -4,6 +4,7 @@
 #include "base/fs.h"
 #include "base/json_tree.h"
 #include "config/denoisers.h"
+#include "config/models.h"
 #include "config/schema.h"
 #include "config/toml.h"
 #include "config/unet.h"
@@ -460,19 +461,20 @@ static void fill(lg_config *c, struct findings *f, struct lg_problems *p)
     close_file(f);
 }
 
-/* rc: of the reader. */
-static void take(lg_config *c, struct findings *f, int rc, const char *key, struct lg_problems *p)
+/* rc: of the reader. False: it has failed, which is a problem by now. */
+static bool take(lg_config *c, struct findings *f, int rc, const char *key, struct lg_problems *p)
 {
     char where[LG_PROBLEM_BYTES / 2];
     if (rc == 0) {
         fill(c, f, p);
-        return;
+        return true;
     }
     lg_key_where(c, key, where, sizeof where);
     lg_problem(p, "%s%s: %s", where, key, lg_err_message());
     lg_err_clear();
     f->n = 0;
     close_file(f);
+    return false;
 }
 
 static const char *const OF_INDEX[] = {"model.from",  "vae.model",    "text.model",
@@ -482,6 +484,8 @@ static const char *const OF_SCHEDULER[] = {
     "trainer.objective", "trainer.beta_schedule", "trainer.beta_start", "trainer.beta_end",
     "trainer.zero_snr",  "trainer.timesteps",     "trainer.flow_shift", "sample.sampler",
     "sample.spacing",    "trainer.flow_shift_by", "sample.flow_end",    NULL};
+static const char *const OF_LATENTS[] = {"data.latent_channels", "data.latent_scaling",
+                                         "data.latent_shift", NULL};
 static const char *const OF_TRANSFORMER[] = {
     "model.kind",  "model.hidden",    "model.heads",       "model.depth",
     "model.patch", "model.mlp_ratio", "model.num_classes", "model.learned_variance",
@@ -493,12 +497,34 @@ static void choose_scheduler(lg_config *c, struct findings *f, struct lg_problem
     if (lg_path(path, "%s/scheduler/scheduler_config.json", c->_pipeline) < 0 ||
         !lg_path_exists(path)) { /* a pipeline may be without; then the objective is the user's */
         lg_err_clear();
+        if (is_written(c, "trainer.objective")) return;
+        int rc = LG_FAIL(LG_ERR_CONFIG,
+                         "%s does not exist, which says what the net predicts; fetch it, or write "
+                         "trainer.objective (eps, v or flow) and the keys of its noise",
+                         path);
+        take(c, f, rc, "pipeline", p);
         return;
     }
-    if (!is_written(c, "trainer.objective"))
-        take(c, f, read_objective(f, c->_pipeline), "pipeline", p);
+    if (!is_written(c, "trainer.objective") &&
+        !take(c, f, read_objective(f, c->_pipeline), "pipeline", p))
+        return;
     take(c, f, read_scheduler(f, c->_pipeline, !strcmp(c->trainer_objective, "flow")), "pipeline",
          p);
+}
+
+/* Of a pipeline whose autoencoder is left out (vae.model = ""): what it says of the latents that it has made. */
+static int read_latents(struct findings *f, const char *dir)
+{
+    struct lg_vae_info vae;
+    char folder[LG_PATH_BYTES];
+    LG_TRY(lg_path(folder, "%s/vae", dir));
+    LG_TRY(lg_path(f->file, "%s/config.json", folder));
+    if (!lg_path_exists(f->file)) return 0;
+    LG_TRY(lg_vae_info_read(folder, &vae));
+    add_int(f, "data.latent_channels", vae.latent_channels);
+    add_number(f, "data.latent_scaling", vae.scaling_factor);
+    add_number(f, "data.latent_shift", vae.shift_factor);
+    return 0;
 }
 
 void lg_pretrained_choose(lg_config *c, struct lg_problems *p)
@@ -507,6 +533,8 @@ void lg_pretrained_choose(lg_config *c, struct lg_problems *p)
     LG_ASSERT(f);
     if (c->_pipeline[0] && any_unwritten(c, OF_INDEX))
         take(c, f, read_index(f, c->_pipeline), "pipeline", p);
+    if (c->_pipeline[0] && !c->vae_model[0] && any_unwritten(c, OF_LATENTS))
+        take(c, f, read_latents(f, c->_pipeline), "pipeline", p);
     if (c->_pipeline[0] && any_unwritten(c, OF_SCHEDULER)) choose_scheduler(c, f, p);
     if (c->model_from[0] && any_unwritten(c, OF_TRANSFORMER))
         take(c, f, read_transformer(f, c->model_from), "model.from", p);

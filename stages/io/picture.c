@@ -144,6 +144,39 @@ static int jpeg_rows(struct jpeg_work *w, const void *data, size_t bytes, int si
     return 0;
 }
 
+/* As orientation says: from 5 on rows are columns; the others mirror. */
+static int orient(lg_picture *pic, int orientation)
+{
+    if (orientation == 1) return 0;
+    const bool turned = orientation >= LG_ORIENTATION_TURNED;
+    const bool from_below =
+        orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
+    const bool from_right =
+        orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
+    const size_t w = (size_t)pic->width, h = (size_t)pic->height;
+    const size_t out_w = turned ? h : w, out_h = turned ? w : h;
+    uint8_t *rgb = malloc(w * h * 3), *to = rgb;
+    if (!rgb) return LG_FAIL(LG_ERR_NOSPACE, "no memory to turn a picture");
+    for (size_t y = 0; y < out_h; y++)
+        for (size_t x = 0; x < out_w; x++, to += 3) {
+            const size_t row = turned ? x : y, column = turned ? y : x;
+            const size_t from =
+                (from_below ? h - 1 - row : row) * w + (from_right ? w - 1 - column : column);
+            memcpy(to, pic->rgb + 3 * from, 3);
+        }
+    free(pic->rgb);
+    pic->rgb = rgb;
+    pic->capacity = w * h * 3;
+    pic->width = (int)out_w;
+    pic->height = (int)out_h;
+    if (turned) {
+        const int stored_width = pic->stored_width;
+        pic->stored_width = pic->stored_height;
+        pic->stored_height = stored_width;
+    }
+    return 0;
+}
+
 static int decode_jpeg(const void *data, size_t bytes, int side_min, lg_picture *pic)
 {
     if (bytes > LG_JPEG_BYTES_MAX)
@@ -244,6 +277,7 @@ int lg_picture_decode(const void *data, size_t bytes, int side_min, lg_picture *
         LG_TRY(lg_png_decode(data, bytes, pic));
     } else if (bytes >= 3 && memcmp(p, "\xff\xd8\xff", 3) == 0) {
         LG_TRY(decode_jpeg(data, bytes, side_min, pic));
+        LG_TRY(orient(pic, lg_jpeg_orientation(data, bytes)));
     } else if (bytes >= 12 && memcmp(p, "RIFF", 4) == 0 && memcmp(p + 8, "WEBP", 4) == 0) {
         LG_TRY(decode_webp(data, bytes, pic));
     } else if (bytes == 0) {

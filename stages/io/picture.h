@@ -3,8 +3,9 @@
  * Whatever cannot be decoded completely is LG_ERR_VOID with the reason: unknown format, damaged or
  * cut off data (a JPEG whose lower half would be grey counts as cut off), too large. Never
  * LG_ERR_IO: these functions do no I/O. Transparency is laid over white; grey, palette and 16-bit
- * pictures become 8-bit RGB; CMYK JPEGs are converted without colour profile. Colour profiles,
- * gamma and EXIF orientation are ignored; animations and arithmetic-coded JPEGs (whose end nobody
+ * pictures become 8-bit RGB; CMYK JPEGs are converted without colour profile. A JPEG is turned and mirrored
+ * as its Exif data, before its frame, says (cameras store sideways what was taken upright); its sizes are those of the
+ * turned picture. Colour profiles, gamma and the orientation of PNG and WebP are ignored; animations and arithmetic-coded JPEGs (whose end nobody
  * can tell from a cut) are refused.
  *
  * The time of a decode is bounded by counts, so that every machine calls the same pictures void. Its
@@ -47,6 +48,9 @@ struct lg_picture_size {
     int width, height; /* pixels */
 };
 int lg_picture_size(const void *data, size_t bytes, size_t *ret_need, struct lg_picture_size *ret);
+/* As in Exif, from 1 (as stored) to 8; from LG_ORIENTATION_TURNED on width is stored as height. 1 also for what is no JPEG. */
+enum { LG_ORIENTATION_TURNED = 5 };
+int lg_jpeg_orientation(const void *data, size_t bytes);
 /* LG_ERR_VOID, unless sides and pixels are within the bounds. */
 int lg_picture_check_bounds(int64_t width, int64_t height);
 

@@ -86,7 +86,7 @@ static int check_source(lg_stage *st, struct loader *l)
         return lg_stage_park(st, "%s holds %s, but vae.model is %s: %s", lg_config_data(st->config),
                              l->latents ? "latents" : "pictures", wants ? "empty" : "set",
                              wants ? "set vae.model, or encode the data set first"
-                                   : "remove vae.model");
+                                   : "write vae.model = \"\"");
     lg_log(LG_INFO, "data set %s: %" PRIu64 " items, fingerprint %016" PRIx64,
            lg_config_data(st->config), lg_source_count(l->source), lg_source_hash(l->source));
     for (int i = 0; i < st->config->data_source.n; i++) {

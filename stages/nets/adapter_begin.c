@@ -64,7 +64,10 @@ static int check_names(const lg_st_file *f, const char *path, const lg_params *t
     const char *const front = lg_adapter_prefix(t);
     for (int i = 0; i < lg_st_count(f); i++) {
         const char *name = lg_st_at(f, i)->name;
-        char param[2 * LG_PARAM_NAME_BYTES];
+        char param[2 * LG_PARAM_NAME_BYTES], modern[2 * LG_PARAM_NAME_BYTES];
+        if (!strstr(name, ".lora_") && lg_adapter_older_name(name, modern, sizeof modern) &&
+            !lg_st_find(f, modern))
+            name = modern;
         const size_t n = strlen(name), prefix = strlen(front), tail = sizeof ALPHA - 1;
         const bool is_own = !strncmp(name, front, prefix) && n < sizeof param;
         snprintf(param, sizeof param, "%s", is_own ? name + prefix : "");

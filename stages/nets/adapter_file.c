@@ -111,6 +111,21 @@ int lg_adapter_save(const struct lg_adapter *a, const char *base, const lg_param
 
 /* ---- reading ---- */
 
+bool lg_adapter_older_name(const char *name, char *ret, size_t bytes)
+{
+    static const char *const tail[][2] = {{LG_ADAPTER_DOWN, ".lora.down.weight"},
+                                          {LG_ADAPTER_UP, ".lora.up.weight"}};
+    const size_t length = strlen(name);
+    for (int i = 0; i < 4; i++) {
+        const char *has = tail[i / 2][i % 2], *other = tail[i / 2][!(i % 2)];
+        const size_t n = strlen(has);
+        if (length <= n || strcmp(name + length - n, has) != 0) continue;
+        const int written = snprintf(ret, bytes, "%.*s%s", (int)(length - n), name, other);
+        return written < (int)bytes;
+    }
+    return false;
+}
+
 int lg_adapter_read_param(const lg_st_file *f, const char *path, const lg_params *t, int i,
                           float *to)
 {
@@ -118,6 +133,8 @@ int lg_adapter_read_param(const lg_st_file *f, const char *path, const lg_params
     char name[LG_ADAPTER_PREFIX_BYTES + LG_PARAM_NAME_BYTES];
     snprintf(name, sizeof name, "%s%s", lg_adapter_prefix(t), p->name);
     const struct lg_st_entry *e = lg_st_find(f, name);
+    char older[sizeof name];
+    if (!e && lg_adapter_older_name(name, older, sizeof older)) e = lg_st_find(f, older);
     if (!e) return LG_FAIL(LG_ERR_MISMATCH, "%s: tensor %s is missing", path, name);
     if (e->rank != 2 || e->dim[0] != p->dim[0] || e->dim[1] != p->dim[1])
         return LG_FAIL(

@@ -10,7 +10,11 @@ enum { LG_ADAPTER_PREFIX_BYTES = 16 };
  * by the names of the net's modules. */
 const char *lg_adapter_prefix(const lg_params *t);
 
-/* Row i of t from a file in that layout; to: its elements. */
+/* The name that a tensor has in diffusers' older layout, "MODULE.lora.down.weight" and "..lora.up.weight", which its training
+ * scripts of U-Nets write, and back. False: it has no other, or that is too long. */
+bool lg_adapter_older_name(const char *name, char *ret, size_t bytes);
+
+/* Row i of t from a file in either layout; to: its elements. */
 int lg_adapter_read_param(const lg_st_file *f, const char *path, const lg_params *t, int i,
                           float *to);
 

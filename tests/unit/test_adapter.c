@@ -245,6 +245,7 @@ struct files {
     lg_params all, t, whole;
     float *w, *base; /* the adapter's, the net's */
     char dir[LG_PATH_BYTES], base_dir[LG_PATH_BYTES];
+    bool older_names; /* write_file: diffusers' before peft */
 };
 
 static float *random_floats(const lg_params *t)
@@ -353,7 +354,13 @@ static const char *write_file(const struct files *f, const char *metadata,
     if (metadata) assert_int_equal(lg_st_writer_metadata(w, "lora_adapter_metadata", metadata), 0);
     for (int i = 0; i < f->t.n; i++) {
         char name[LG_PARAM_NAME_BYTES + 16];
-        snprintf(name, sizeof name, "transformer.%s", f->t.p[i].name);
+        const char *own = f->t.p[i].name;
+        const size_t half = strlen(own) - strlen(LG_ADAPTER_DOWN);
+        if (f->older_names)
+            snprintf(name, sizeof name, "transformer.%.*s%s", (int)half, own,
+                     strcmp(own + half, LG_ADAPTER_DOWN) ? ".lora.up.weight" : ".lora.down.weight");
+        else
+            snprintf(name, sizeof name, "transformer.%s", own);
         assert_int_equal(lg_st_writer_declare(w, name, LG_F32, 2, f->t.p[i].dim), 0);
     }
     for (int i = 0; i < n; i++)
@@ -422,6 +429,10 @@ static void test_begins_with_a_file(void **state)
     expect_begin(&f,
                  write_file(&f, "{\"transformer.r\":2,\"transformer.lora_alpha\":12}", alpha, 1), 4,
                  q, 1.0 / 3);
+    f.older_names = true;
+    expect_begin(&f, write_file(&f, NULL, alpha, 1), 2.0 / 3, q, 1.0 / 3);
+    refused_begin(&f, write_file(&f, NULL, text, 1), "text_encoder.x.lora_A.weight is none");
+    f.older_names = false;
     refused_begin(&f, write_file(&f, NULL, text, 1),
                   "tensor text_encoder.x.lora_A.weight is none of this adapter's");
     refused_begin(&f, write_file(&f, NULL, magnitude, 1), "lora_magnitude_vector is none");

@@ -323,6 +323,18 @@ static void test_tree(void **state)
     assert_int_equal(lg_json_tree("doc", same, strlen(same), 20, &tree), 0);
     assert_int_equal(cJSON_GetArraySize(tree), 2);
     cJSON_Delete(tree);
+    const char *python = "{\"a\": -Infinity, \"b\": [Infinity,2]}";
+    assert_int_equal(lg_json_tree("doc", python, strlen(python), 20, &tree), 0);
+    const cJSON *b = cJSON_GetObjectItem(tree, "b");
+    assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(tree, "a")) == -INFINITY);
+    assert_true(cJSON_GetNumberValue(cJSON_GetArrayItem(b, 0)) == INFINITY);
+    assert_true(cJSON_GetNumberValue(cJSON_GetArrayItem(b, 1)) == 2);
+    cJSON_Delete(tree);
+    assert_int_equal(read_all(python, strlen(python), false), LG_ERR_CORRUPT);
+    tree_refused("[-Infinit]", 20, "malformed");
+    tree_refused("[Infinit]", 20, "malformed");
+    tree_refused("[-Infinity1]", 20, "comma");
+    tree_refused("[NaN]", 20, "a value was expected");
     tree_refused("{\"a\":1,\"b\":2,\"a\":1}", 100, "twice");
     tree_refused("{\"a\":1,\"\\u0061\":1}", 100, "twice");
     tree_refused("[{\"a\":{\"x\":1,\"x\":2}}]", 100, "twice");

@@ -207,6 +207,84 @@ static void test_jpeg_reduction(void **state)
     free(data);
 }
 
+/* Row and column of the stored picture that come to (y, x), for each orientation (Exif 2.3): its 0th row and 0th column are
+ * top and left, top and right, bottom and right, bottom and left, left and top, right and top, right and bottom, left and
+ * bottom. */
+static size_t stored_at(int orientation, size_t y, size_t x, size_t h, size_t w)
+{
+    switch (orientation) {
+    case 2:
+        return y * w + w - 1 - x;
+    case 3:
+        return (h - 1 - y) * w + w - 1 - x;
+    case 4:
+        return (h - 1 - y) * w + x;
+    case 5:
+        return x * w + y;
+    case 6:
+        return (h - 1 - x) * w + y;
+    case 7:
+        return (h - 1 - x) * w + w - 1 - y;
+    case 8:
+        return x * w + w - 1 - y;
+    default:
+        return y * w + x;
+    }
+}
+
+static void check_orientation(const uint8_t *jpeg, size_t bytes, int orientation, bool big)
+{
+    /* Length, name, byte order, the directory's place and count, a text, the orientation, of which byte 40 or 41 is the value. */
+    static const uint8_t little_exif[] = {
+        0xff, 0xe1, 0, 42, 'E', 'x', 'i', 'f', 0,   0, 'I',  'I', 42, 0, 8, 0, 0, 0, 2, 0, 0x0f, 1,
+        2,    0,    4, 0,  0,   0,   'a', 'b', 'c', 0, 0x12, 1,   3,  0, 1, 0, 0, 0, 0, 0, 0,    0};
+    static const uint8_t big_exif[] = {
+        0xff, 0xe1, 0, 42, 'E', 'x', 'i', 'f', 0,   0, 'M', 'M',  0, 42, 0, 0, 0, 8, 0, 2, 1, 0x0f,
+        0,    2,    0, 0,  0,   4,   'a', 'b', 'c', 0, 1,   0x12, 0, 3,  0, 0, 0, 1, 0, 0, 0, 0};
+    enum { EXIF_BYTES = sizeof little_exif };
+    _Static_assert(sizeof big_exif == EXIF_BYTES, "the same, in another order of bytes");
+    uint8_t exif[EXIF_BYTES];
+    const size_t n = EXIF_BYTES;
+    memcpy(exif, big ? big_exif : little_exif, n);
+    exif[big ? 41 : 40] = (uint8_t)orientation;
+    uint8_t *turned = malloc(bytes + n);
+    memcpy(turned, jpeg, 2);
+    memcpy(turned + 2, exif, n);
+    memcpy(turned + 2 + n, jpeg + 2, bytes - 2);
+    lg_picture a = {0}, b = {0};
+    struct lg_picture_size size;
+    size_t need;
+    assert_int_equal(lg_picture_decode(jpeg, bytes, 11, &a), 0);
+    assert_int_equal(lg_picture_decode(turned, bytes + n, 11, &b), 0);
+    const bool sideways = orientation >= 5 && orientation <= 8;
+    assert_int_equal(b.width, sideways ? a.height : a.width);
+    assert_int_equal(b.height, sideways ? a.width : a.height);
+    assert_true(b.stored_width == b.width && b.stored_height == b.height);
+    assert_int_equal(lg_picture_size(turned, bytes + n, &need, &size), 0);
+    assert_true(size.width == b.width && size.height == b.height);
+    for (int y = 0; y < b.height; y++)
+        for (int x = 0; x < b.width; x++) {
+            size_t from =
+                stored_at(orientation, (size_t)y, (size_t)x, (size_t)a.height, (size_t)a.width);
+            assert_memory_equal(b.rgb + 3 * (y * b.width + x), a.rgb + 3 * from, 3);
+        }
+    lg_picture_free(&a);
+    lg_picture_free(&b);
+    free(turned);
+}
+
+static void test_orientation(void **state)
+{
+    (void)state;
+    size_t bytes;
+    uint8_t *jpeg = read_picture("baseline.jpg", &bytes); /* 27 x 20 */
+    for (int orientation = 0; orientation <= 9; orientation++) {
+        check_orientation(jpeg, bytes, orientation, false);
+        check_orientation(jpeg, bytes, orientation, true);
+    }
+    free(jpeg);
+}
+
 /* Pillow rounds its weights to 22 bits, we to floats: sums of equal taps differ by less than 0.01
  * level, so results by at most one where they fall on a rounding edge, in each of two passes. The
  * second pass amplifies a changed level by the largest weight, below 1.3. */
@@ -295,15 +373,11 @@ static void test_flat_stays_flat(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_foreign_and_animated),
-        cmocka_unit_test(test_too_large),
-        cmocka_unit_test(test_encode_png),
-        cmocka_unit_test(test_jpeg_reduction),
-        cmocka_unit_test(test_resize),
-        cmocka_unit_test(test_fit),
+        cmocka_unit_test(test_decode),          cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_damaged),         cmocka_unit_test(test_foreign_and_animated),
+        cmocka_unit_test(test_too_large),       cmocka_unit_test(test_encode_png),
+        cmocka_unit_test(test_jpeg_reduction),  cmocka_unit_test(test_orientation),
+        cmocka_unit_test(test_resize),          cmocka_unit_test(test_fit),
         cmocka_unit_test(test_flat_stays_flat),
     };
     return cmocka_run_group_tests(tests, open_golden, close_golden);

@@ -414,6 +414,28 @@ static void clips(void **state)
     scratch_remove();
 }
 
+/* Latents made before, of the pipeline's own autoencoder, which is left out: it says how they are scaled. */
+static void latents_are_scaled_as_the_pipeline_says(void **state)
+{
+    scratch_make();
+    write_pipeline("{\"_class_name\": \"FlowMatchEulerDiscreteScheduler\"}");
+    scratch_write("pipe/vae/config.json",
+                  "{\"block_out_channels\": [1, 1, 1, 1], \"latent_channels\": 4, "
+                  "\"scaling_factor\": 0.5, \"shift_factor\": 0.25}");
+    lg_config *c = load(PIPE "[vae]\nmodel = ''\n");
+    assert_string_equal(c->vae_model, "");
+    assert_true(c->data_latent_scaling == 0.5 && c->data_latent_shift == 0.25);
+    assert_true(is_chosen(c, "data.latent_scaling", "vae/config.json"));
+    lg_config_free(&c);
+    c = load(PIPE "latent_scaling = 1\n[vae]\nmodel = ''\n"); /* as written */
+    assert_true(c->data_latent_scaling == 1 && c->data_latent_shift == 0.25);
+    lg_config_free(&c);
+    c = load(PIPE); /* pictures */
+    assert_true(c->data_latent_scaling == 1 && !is_chosen(c, "data.latent_scaling", ""));
+    lg_config_free(&c);
+    scratch_remove();
+}
+
 /* SD3's pipeline has three text encoders, of which a folder may lack T5, and draws at its scheduler's own timesteps. */
 static void sd3(void **state)
 {
@@ -476,6 +498,18 @@ static void refusals_name_key_and_file(void **state)
     refused(PIPE, "\"num_train_timesteps\" is 500");
     scratch_write("pipe/scheduler/scheduler_config.json", "{\"beta_schedule\": \"cosine\"}");
     refused(PIPE, "\"beta_schedule\" is \"cosine\"");
+    scratch_write("pipe/scheduler/scheduler_config.json", "{,}");
+    lg_config *c = NULL;
+    int rc = lg_config_load(scratch_path("p.toml"), NULL, 0, &c);
+    assert_int_equal(rc == 0 ? lg_config_check(c) : rc, LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_message(), "scheduler_config.json is not a JSON object"));
+    assert_null(strstr(lg_err_message(), "errors:")); /* it is one */
+    lg_config_free(&c);
+    assert_int_equal(unlink(scratch_path("pipe/scheduler/scheduler_config.json")), 0);
+    refused(PIPE, "scheduler_config.json does not exist, which says what the net predicts");
+    c = load(PIPE "[trainer]\nobjective = 'eps'\n"); /* it is said then */
+    assert_int_equal(lg_config_check(c), 0);
+    lg_config_free(&c);
     scratch_write("pipe/model_index.json", "{\"_class_name\": \"WuerstchenPriorPipeline\", "
                                            "\"prior\": [\"diffusers\", \"WuerstchenPrior\"]}");
     refused(PIPE, "names no transformer and no unet: WuerstchenPriorPipeline");
@@ -493,6 +527,7 @@ int main(void)
         cmocka_unit_test(what_is_written_wins),
         cmocka_unit_test(flux),
         cmocka_unit_test(clips),
+        cmocka_unit_test(latents_are_scaled_as_the_pipeline_says),
         cmocka_unit_test(sd3),
         cmocka_unit_test(refusals_name_key_and_file),
     };
