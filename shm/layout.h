@@ -14,7 +14,7 @@ enum {
     LG_ROLES_MAX = 16,
     LG_ROWS = LG_ROLES_MAX * LG_INSTANCES_MAX,
     LG_REGION_NAME_BYTES = 64,
-    LG_CAUSE_BYTES = 256,
+    LG_CAUSE_BYTES = 512, /* a path and what is wrong with it */
 };
 
 /* A mark says how far something has come: 0 is "none", s + 1 is "state s is there". Marks never

@@ -158,9 +158,9 @@ static void tell_failures(lg_supervisor *s, const struct lg_instance *i)
                      "%.16s failed %d times in a row %.48s%s; last: ", name, f->count, at, took);
     if (i->late)
         snprintf(s->cause + n, sizeof s->cause - (size_t)n,
-                 "%.75s; look at its disk, or raise that limit", why);
+                 "%.240s; look at its disk, or raise that limit", why);
     else
-        snprintf(s->cause + n, sizeof s->cause - (size_t)n, "%.40s; %.70s", how, why);
+        snprintf(s->cause + n, sizeof s->cause - (size_t)n, "%.40s; %.300s", how, why);
 }
 
 /* Which rule of intensity.h is broken. */
@@ -189,10 +189,10 @@ static void park_for(lg_supervisor *s, const struct lg_instance *i, enum excess 
     lg_exit_text(i->exit_code, how, sizeof how);
     explain(s, i, why, sizeof why);
     if (excess == NOT_TOO_OFTEN) /* it asks for it */
-        snprintf(s->cause, sizeof s->cause, "%s: %.200s", name, why);
+        snprintf(s->cause, sizeof s->cause, "%s: %.470s", name, why);
     else if (excess == TOO_MANY_DEATHS)
         snprintf(s->cause, sizeof s->cause,
-                 "%.16s died %d times without a committed step; last: %.40s; %.90s", name,
+                 "%.16s died %d times without a committed step; last: %.40s; %.380s", name,
                  s->intensity[i->role].deaths_max + 1, how, why);
     else
         tell_failures(s, i);

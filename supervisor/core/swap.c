@@ -56,12 +56,12 @@ static void on_end(lg_supervisor *s, const struct lg_standby *p, int exit_code)
 {
     const struct lg_swap *w = s->swap;
     const struct lg_board_row *row = &s->board->s->row[lg_incarnation_row(p->incarnation)];
-    char how[64], words[160] = "", why[256], log[LG_PATH_BYTES];
+    char how[64], words[200] = "", why[320], log[LG_PATH_BYTES];
     lg_exit_text(exit_code, how, sizeof how);
     if (row->cause[0])
-        snprintf(words, sizeof words, "%.150s", row->cause);
+        snprintf(words, sizeof words, "%.190s", row->cause);
     else if (w->said[0])
-        snprintf(words, sizeof words, "%.150s", w->said);
+        snprintf(words, sizeof words, "%.190s", w->said);
     else if (lg_swap_log(s, p->index, log) == 0)
         lg_last_words(log, words, sizeof words);
     snprintf(why, sizeof why, "ended before it was ready: %s%s%s", how, *words ? ": " : "", words);
@@ -84,7 +84,7 @@ void lg_swap_on_event(lg_supervisor *s, const struct lg_message *m)
     if (!s->swap || m->level < LG_ERROR) return;
     for (int k = 0; k < s->swap->n; k++)
         if (s->swap->standby[k].incarnation == m->incarnation)
-            snprintf(s->swap->said, sizeof s->swap->said, "%.250s", m->text);
+            snprintf(s->swap->said, sizeof s->swap->said, "%.400s", m->text);
 }
 
 bool lg_swap_succeed(lg_supervisor *s, struct lg_instance *i)

@@ -123,7 +123,7 @@ void lg_swap_give_up(lg_supervisor *s)
     w->code = w->fault;
     lg_swap_dismiss(s);
     snprintf(w->text, sizeof w->text,
-             "%s goes on with its former program: the new one, %.120s, %.160s", w->what, w->program,
+             "%s goes on with its former program: the new one, %.60s, %.235s", w->what, w->program,
              w->why);
     lg_progress_say(&s->progress, LG_WARN, "swap rolled back: %s", w->text);
 }

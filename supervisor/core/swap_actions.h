@@ -41,7 +41,7 @@ struct lg_swap {
     int64_t start_ns;
     char said[LG_CAUSE_BYTES]; /* the last error event of a standby */
     int fault;                 /* with an event that ends the swap: the error ... */
-    char why[256];             /* ... and its words */
+    char why[320];             /* ... and its words */
     int code;                  /* over: what is answered */
     bool reverting;            /* over: DIR/programs is being written back */
     char text[LG_MESSAGE_TEXT_MAX + 1];

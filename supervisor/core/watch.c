@@ -108,7 +108,7 @@ static void look_for_stuck(lg_supervisor *s, struct lg_instance *i, int64_t now_
              name, i->child.pid, KILLED_S_MAX, *place ? ", in " : "", place);
     lg_progress_say(&s->progress, LG_WARN, "%s", what);
     if (s->step < LG_RUN_STEP_leaving || s->cause[0]) return;
-    snprintf(s->board->s->cause, sizeof s->board->s->cause, "%.255s", what);
+    snprintf(s->board->s->cause, sizeof s->board->s->cause, "%.400s", what);
     lg_background_save_status(s);
 }
 
@@ -204,7 +204,7 @@ static void on_event(lg_supervisor *s, const struct lg_message *m)
 {
     struct lg_instance *i = find(s, m);
     lg_swap_on_event(s, m);
-    if (i && m->level >= LG_ERROR) snprintf(i->said, sizeof i->said, "%.250s", m->text);
+    if (i && m->level >= LG_ERROR) snprintf(i->said, sizeof i->said, "%.400s", m->text);
     /* An error is repeated with the death that follows it. */
     if (m->level < LG_ERROR)
         lg_progress_say(&s->progress, (lg_log_level)m->level, "%s.%d: %s", lg_role_name(m->role),
