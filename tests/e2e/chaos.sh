@@ -19,8 +19,8 @@ campaign() {
 }
 campaign "$CHAOS_KILLS"
 # Which faults there are is drawn: in a few short runs there may have been no call that fails.
-for more in 50 100 150; do
-    [ "$(sum .sites_failed)" -ge 1 ] || campaign $((CHAOS_KILLS + more))
+for again in 1 2 3; do
+    [ "$(sum .sites_failed)" -ge 1 ] || campaign $(($(sum .kills) + 50))
 done
 check "so many kills fell" test "$(sum .kills)" -ge "$CHAOS_KILLS"
 for role in loader text vae trainer ema ckpt keeper lgsup; do
