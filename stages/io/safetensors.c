@@ -95,12 +95,21 @@ static int parse_tensors(lg_st_file *f, size_t data_start)
     return 0;
 }
 
+/* A clone without Git LFS has a text of this beginning in place of each large file. */
+static const char LFS_POINTER[] = "version https://git-lfs";
+
 static int parse(lg_st_file *f)
 {
     if (f->bytes < PREFIX_BYTES)
         return LG_FAIL(LG_ERR_CORRUPT,
                        "%s is truncated: it has %zu bytes, at least %zu are missing", f->label,
                        f->bytes, PREFIX_BYTES + 2 - f->bytes);
+    if (f->bytes >= sizeof LFS_POINTER - 1 &&
+        memcmp(f->base, LFS_POINTER, sizeof LFS_POINTER - 1) == 0)
+        return LG_FAIL(LG_ERR_CORRUPT,
+                       "%s is a pointer of Git LFS, not the file itself: fetch it, with `git lfs "
+                       "pull` in its folder",
+                       f->label);
     uint64_t header_bytes = 0;
     for (int i = 0; i < PREFIX_BYTES; i++)
         header_bytes |= (uint64_t)(unsigned char)f->base[i] << (8 * i);

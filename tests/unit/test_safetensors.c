@@ -293,6 +293,9 @@ static void test_bad_headers(void **state)
     struct blob b = blob("{}", 0);
     b.bytes[6] = 1;
     refused(&b, "no safetensors file");
+    strcpy(b.bytes, "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 9\n");
+    b.n = strlen(b.bytes);
+    refused(&b, "a pointer of Git LFS");
     char deep[3000]; /* nesting must not overflow the stack */
     memset(deep, '[', sizeof deep - 1);
     deep[sizeof deep - 1] = 0;
