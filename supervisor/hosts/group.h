@@ -48,11 +48,11 @@ struct lg_epoch {
     uint64_t life[LG_HOSTS_MAX];
 };
 
-#define LG_GROUP_PHASES(X)                                                                         \
-    X(joining) /* has no number */                                                                 \
-    X(coming)  /* has taken what was offered: its board is made for that state */                  \
-    X(member)                                                                                      \
-    X(done) /* a member that has nothing left to do: its silence is no loss */                     \
+#define LG_GROUP_PHASES(X)                                                                                   \
+    X(joining) /* has no number */                                                                           \
+    X(coming)  /* has taken what was offered: its board is made for that state */                            \
+    X(member)                                                                                                \
+    X(done) /* a member that has nothing left to do: its silence is no loss for LONELY_SILENCES (group.c) */ \
     X(lost) /* is in no epoch any more, and ends */
 typedef enum lg_group_phase {
 #define X(name) LG_GROUP_##name,
