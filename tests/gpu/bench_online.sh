@@ -6,8 +6,8 @@
 #   BUNDLE        directory made by `make bundle`
 #   DATA          a directory for the models and shards; made there when absent (2.5 GB), kept
 #   --net NET     sd21 (default): Stable Diffusion 2.1's U-Net on JPEG pictures of 512 px, its encoders of pictures and texts
-#                 ltx: LTX-Video's transformer on GIF clips of 97 x 448 x 448, 13 x 14 x 14 = 2,548 tokens, with 0.9.0's encoder and T5
-#                 v1.1 base
+#                 ltx: LTX-Video's transformer on WebP clips (no libav is needed) of 97 x 448 x 448, 13 x 14 x 14 = 2,548 tokens, with
+#                 0.9.0's encoder and T5 v1.1 base
 #   --batch N     samples of a rank (default: sd21 32, ltx 4)
 #   --steps N     after the warm-up of 6 (default 16)
 #   --only LIST   of the words latents,apart,ranks (default all; ranks and apart where there are two GPUs)
@@ -85,7 +85,7 @@ ltx)
  "norm_elementwise_affine": false, "norm_eps": 1e-06, "attention_bias": true, "attention_out_bias": true}
 JSON
     make_once "$text" t5 --preset "${text#t5-}" --spiece "$bundle/examples/emoji/text_encoder/spiece.model" &
-    make_once "seen-$net-$side" clips --count $count --size $side --frames $frames --per-shard 4 &
+    make_once "seen-$net-$side" clips --format webp --count $count --size $side --frames $frames --per-shard 4 &
     ;;
 *) usage ;;
 esac

@@ -16,26 +16,27 @@ enum { DQ, DK, DV, O, LSE, DBIAS }; /* that of q, k, v */
 static const char *const NAMES[OUTPUTS] = {"dq",  "dk",         "dv",         "o",
                                            "lse", "dbias of q", "dbias of k", "dbias of v"};
 /* B is even. Where Tk is Tq, q, k and v lie in one buffer. length: of keys of the first sample of each half, the next have one more
- * each; 0: all have all. */
+ * each; 0: all have all. few: heads under sanitize.sh, where a block still takes several of the first, and of 513 tokens; 0: not
+ * looked at. */
 struct shape {
-    int64_t d, B, Tq, Tk, H, length;
+    int64_t d, B, Tq, Tk, H, length, few;
 };
 #define LONG(d)                                                                                    \
-    {d, 2, 513, 513, 70, 0}, {d, 2, 1000, 1000, 9, 0}, {d, 2, 1000, 700, 5, 0},                    \
-        {d, 2, 640, 1300, 5, 0}, {d, 2, 2048, 2048, 5, 0}, {d, 2, 4096, 4096, 4, 0},               \
+    {d, 2, 513, 513, 70, 0, 28}, {d, 2, 1000, 1000, 9, 0, 2}, {d, 2, 1000, 700, 5, 0, 2},          \
+        {d, 2, 640, 1300, 5, 0, 2}, {d, 2, 2048, 2048, 5, 0, 0}, {d, 2, 4096, 4096, 4, 0, 0},      \
     {                                                                                              \
-        d, 2, 4429, 4429, 3, 0                                                                     \
+        d, 2, 4429, 4429, 3, 0, 0                                                                  \
     }
 static const struct shape SHAPES[] = {
-    {64, 26, 256, 256, 16, 0}, /* 416 heads: three or four a block */
-    {72, 26, 256, 256, 16, 0},
+    {64, 26, 256, 256, 16, 0, 6}, /* 416 heads: three or four a block */
+    {72, 26, 256, 256, 16, 0, 6},
     LONG(64),
-    {64, 2, 4096, 128, 5, 0}, /* few keys: queries in parts */
-    {64, 2, 4100, 200, 67, 0},
-    {64, 2, 4100, 511, 3, 0},
-    {64, 4, 4991, 128, 5, 77},
-    {64, 4, 1000, 300, 9, 128},
-    {64, 4, 700, 600, 5, 513},
+    {64, 2, 4096, 128, 5, 0, 0}, /* few keys: queries in parts */
+    {64, 2, 4100, 200, 67, 0, 0},
+    {64, 2, 4100, 511, 3, 0, 0},
+    {64, 4, 4991, 128, 5, 77, 0},
+    {64, 4, 1000, 300, 9, 128, 3},
+    {64, 4, 700, 600, 5, 513, 2},
     LONG(72),
     LONG(128)};
 
@@ -250,8 +251,11 @@ static void check_roundings(const struct shape *z, const struct gpu_precision *p
 static void check(const struct shape *z, const struct gpu_precision *p)
 {
     double *want[2][OUTPUTS], *got[2][OUTPUTS];
-    results(z, gpu_sanitized() ? p->name : "fp32", want);
     results(z, p->name, got);
+    if (gpu_sanitized())
+        memcpy(want, got, sizeof want);
+    else
+        results(z, "fp32", want);
     if (!gpu_sanitized() && p->round == LG_BF16 && z->Tq == z->Tk && z->Tq <= 1000)
         check_roundings(z, p, got[0]);
     for (int o = 0; o < OUTPUTS; o++) {
@@ -266,14 +270,22 @@ static void check(const struct shape *z, const struct gpu_precision *p)
         report(error <= sqrt(2) * p->tolerance, z, p, o, "error", error);
         report(again, z, p, o, "differs the second time", -1);
         report(halves, z, p, o, "differs in the second half", -1);
-        for (int i = 0; i < 2; i++) free(want[i][o]), free(got[i][o]);
+        for (int i = 0; i < 2; i++) {
+            if (want[i][o] != got[i][o]) free(want[i][o]);
+            free(got[i][o]);
+        }
     }
 }
 
 /* What sanitize.sh looks at has to be short. */
 static bool wanted(const struct shape *z, const struct gpu_precision *p)
 {
-    return strstr("fp16 bf16", p->name) && (!gpu_sanitized() || z->Tq <= 1000);
+    return strstr("fp16 bf16", p->name) && (!gpu_sanitized() || z->few);
+}
+static struct shape looked_at(struct shape z)
+{
+    if (gpu_sanitized()) z.H = z.few;
+    return z;
 }
 
 int main(int argc, char **argv)
@@ -281,7 +293,9 @@ int main(int argc, char **argv)
     size_t from = argc > 1 ? (size_t)atoi(argv[1]) : 0;
     for (int k = 0; k < GPU_PRECISION_COUNT; k++)
         for (size_t i = from; i < LG_ARRAY_LEN(SHAPES); i++)
-            if (wanted(&SHAPES[i], &GPU_PRECISIONS[k]) && gpu_my_turn())
-                check(&SHAPES[i], &GPU_PRECISIONS[k]);
+            if (wanted(&SHAPES[i], &GPU_PRECISIONS[k]) && gpu_my_turn()) {
+                struct shape z = looked_at(SHAPES[i]);
+                check(&z, &GPU_PRECISIONS[k]);
+            }
     return gpu_summary();
 }
