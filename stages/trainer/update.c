@@ -369,15 +369,28 @@ static void write_record(lg_stage *st, struct trainer *t, const struct lg_step_r
 static int check_health(lg_stage *st, const struct lg_state_scalars *s)
 {
     const lg_config *c = st->config;
-    double samples = (double)((s->state - s->counted_from) * (uint64_t)st->plan.batch);
+    uint64_t samples = (s->state - s->counted_from) * (uint64_t)st->plan.batch;
+    /* A run that ends is judged however short it is. */
+    bool is_last = s->state == st->board->s->max_steps;
+    if (is_last && s->voids == samples)
+        return lg_stage_park(st,
+                             "none of the %" PRIu64 " samples of this run can be read: see "
+                             "logs/loader.0.log",
+                             samples);
+    if (is_last && s->skipped_in_row == s->state)
+        return lg_stage_park(st,
+                             "no step of all %" PRIu64 " had a loss and gradient that are finite: "
+                             "look at the weights and the data, or lower trainer.lr",
+                             s->state);
     if ((int64_t)s->skipped_in_row >= c->trainer_nonfinite_max)
         return lg_stage_park(st,
                              "%" PRIu64 " steps in a row had a loss or gradient that is not finite "
                              "(up to step %" PRIu64 "): lower trainer.lr, or look at the data",
                              s->skipped_in_row, s->state);
-    if (samples >= VOID_CHECK_SAMPLES && (double)s->voids > c->data_void_ratio_max * samples)
+    if (samples >= VOID_CHECK_SAMPLES &&
+        (double)s->voids > c->data_void_ratio_max * (double)samples)
         return lg_stage_park(st,
-                             "%" PRIu64 " of %.0f samples are unreadable, more than "
+                             "%" PRIu64 " of %" PRIu64 " samples are unreadable, more than "
                              "data.void_ratio_max = %g: see logs/loader.0.log",
                              s->voids, samples, c->data_void_ratio_max);
     return 0;

@@ -106,6 +106,11 @@ expect "half of the pictures cut: state" parked "$(status_get "$T/voids" .state)
 check "half of the pictures cut: stop lets its memory go" "$LGSUP" stop "$T/voids"
 check "half of the pictures cut: nothing is left running" nothing_runs
 
+find "$T/pictures" -name '*.png' | xargs truncate -s 60
+says "no picture can be read, in a run of few samples: parked" 11 "$LGSUP" start "$TINY" --set job.dir="$T/allvoid" "${data[@]}" \
+    --set trainer.max_steps=2 -- 'none of the' 'logs/loader'
+check "no picture can be read: stop lets its memory go" "$LGSUP" stop "$T/allvoid"
+
 head -c $(($(stat -c %s "$MICRO/data/micro-00000.tar") / 2)) "$MICRO/data/micro-00000.tar" >"$T/half.tar"
 says "a tar cut in half" 11 "$LGSUP" start "$TINY" --set job.dir="$T/tar" --set data.path="$T/half.tar" "${short[@]}" -- "$T/half.tar" 'byte'
 mkdir "$T/empty"
@@ -180,8 +185,11 @@ header=$(od -An -tu8 -N8 "$weights" | tr -d ' ')
 printf '\x00\x00\xc0\x7f' | dd of="$weights" bs=1 seek=$((8 + header + 400)) conv=notrunc 2>/dev/null
 says "weights that are not finite: parked" 11 "$LGSUP" start "$TINY" --set job.dir="$T/nonfinite" --set trainer.init_from="$T/nan" \
     --set trainer.ranks=1 --set trainer.nonfinite_max=3 --set checkpoint.every=0 -- 'not finite' 'trainer\.lr'
+says "weights that are not finite, in a run of few steps: parked" 11 "$LGSUP" start "$TINY" --set job.dir="$T/nonfinite-few" \
+    --set trainer.init_from="$T/nan" --set trainer.ranks=1 --set trainer.max_steps=2 --set checkpoint.every=0 -- 'finite' 'weights'
 expect "not finite: state" parked "$(status_get "$T/nonfinite" .state)"
 check "not finite: the status has the cause" test -n "$(status_get "$T/nonfinite" 'select(.cause | test("not finite")) | .cause')"
 expect "not finite: skipped steps are counted" 3 "$(status_get "$T/nonfinite" .skipped_steps)"
 check "not finite: stop lets its memory go" "$LGSUP" stop "$T/nonfinite"
+check "not finite, few steps: stop lets its memory go" "$LGSUP" stop "$T/nonfinite-few"
 check "not finite: nothing is left running" nothing_runs
