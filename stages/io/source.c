@@ -74,6 +74,11 @@ void lg_source_close(lg_source **s)
     *s = NULL;
 }
 
+const struct lg_left_out *lg_source_left_out(const lg_source *s)
+{
+    return &s->index.left_out;
+}
+
 uint64_t lg_source_count(const lg_source *s)
 {
     return s->index.count;

@@ -12,7 +12,8 @@
  * before a picture), .latent.safetensors (an encoded picture: tensors
  * latent_mean and latent_logvar, (C, h, w), of clips (C, f, h, w)), .txt (one caption), .json ({"caption": "..."},
  * {"captions": [...]}, a list of strings or one string; it wins over .txt), .cls (class number in
- * decimal). Which text of an item's captions a sample gets: caption.h. Others are ignored, as are names that begin with a dot or "__".
+ * decimal). In a plain folder a picture with neither .txt nor .json has the caption of its line of metadata.jsonl, if there
+ * is one: {"file_name": "a.png", "text": "..."}, or "caption" or "captions" as above (source_lines.h). Which text of an item's captions a sample gets: caption.h. Others are ignored, as are names that begin with a dot or "__".
  *
  * Items are numbered by shard name, then position in the shard (folders: by path), byte order, so
  * the numbering depends on nothing but the data. A shard that is cut short is LG_ERR_CORRUPT at
@@ -33,7 +34,8 @@
 
 enum {
     LG_SOURCE_FDS_MAX = 64,
-    LG_SOURCE_CAPTIONS_MAX = 256,      /* per sample */
+    LG_SOURCE_CAPTIONS_MAX = 256, /* per sample */
+    LG_NAME_SHOWN_BYTES = 128,
     LG_SOURCE_TEXT_BYTES_MAX = 1 << 20 /* of a .txt, .json or .cls member */
 };
 #define LG_SOURCE_MEMBER_BYTES_MAX                                                                 \
@@ -46,6 +48,15 @@ struct lg_source_options {
     bool need_caption; /* a sample without a caption is void; no caption anywhere: LG_ERR_CONFIG */
     bool need_label;   /* likewise for .cls */
     bool clips;        /* look for clips, too; without it their files are none of the data set's */
+};
+/* What of plain folders is no item, for people. Names are the first of their kind by byte order, relative to their folder; ""
+ * where there is none. */
+struct lg_left_out {
+    uint64_t other; /* files whose endings say nothing here */
+    uint64_t same;  /* pictures and clips beside one of the same name that goes before them */
+    uint64_t alone; /* texts and labels without a picture */
+    char first_other[LG_NAME_SHOWN_BYTES], first_same[LG_NAME_SHOWN_BYTES],
+        first_alone[LG_NAME_SHOWN_BYTES];
 };
 /* Indexes `path`. NULL options are all false. Blocks for one pass over the headers. */
 int lg_source_open(const char *path, const struct lg_source_options *options, lg_source **ret);
@@ -72,6 +83,7 @@ int lg_source_part_of(const lg_source *s, uint64_t item);
 const struct lg_mixture *lg_source_mixture(const lg_source *s);
 void lg_source_close(lg_source **s);
 uint64_t lg_source_count(const lg_source *s); /* items, >= 1 */
+const struct lg_left_out *lg_source_left_out(const lg_source *s);
 /* Fingerprint of shard names, keys, member kinds and sizes; not of the folder they lie in. Never 0. */
 uint64_t lg_source_hash(const lg_source *s);
 /* For people, when a data set has changed: which shard, or which stretch of a folder, has which part in the

@@ -77,24 +77,40 @@ static int read_from_tar(lg_source *s, size_t shard, uint64_t at, void *dst, siz
     return 0;
 }
 
-/* A file in a folder. */
-static int open_member(const lg_source *s, size_t shard, const struct lg_index_member *m,
-                       char ret_path[LG_PATH_BYTES], int *ret_fd)
+/* A file in a folder, of this size when it was indexed. */
+static int open_in_folder(const lg_source *s, size_t shard, uint64_t name_at, uint64_t bytes,
+                          char ret_path[LG_PATH_BYTES], int *ret_fd)
 {
     const struct lg_place *place = &s->index.shard[shard];
-    LG_TRY(lg_path(ret_path, "%s/%s", place->path, s->index.names + m->at));
-    int fd = lg_open_beneath(place->path, s->index.names + m->at);
+    const char *name = s->index.names + name_at;
+    LG_TRY(lg_path(ret_path, "%s/%s", place->path, name));
+    int fd = lg_open_beneath(place->path, name);
     if (fd < 0)
         return LG_FAIL(LG_ERR_IO, "cannot open %s: %s", ret_path,
                        errno == EXDEV ? "it leads out of the folder now" : strerror(errno));
     struct stat st;
-    if (fstat(fd, &st) < 0 || LG_MIN((uint64_t)st.st_size, UINT32_MAX) != m->bytes) {
+    if (fstat(fd, &st) < 0 || LG_MIN((uint64_t)st.st_size, UINT32_MAX) != bytes) {
         close(fd);
         return LG_FAIL(LG_ERR_IO, "%s has changed since the run began; put the old file back",
                        ret_path);
     }
     *ret_fd = fd;
     return 0;
+}
+
+static int open_member(const lg_source *s, size_t shard, const struct lg_index_member *m,
+                       char ret_path[LG_PATH_BYTES], int *ret_fd)
+{
+    return open_in_folder(s, shard, m->at, m->bytes, ret_path, ret_fd);
+}
+
+/* The file that a line stands in, and where. */
+static int open_line(const lg_source *s, size_t shard, const struct lg_index_member *m,
+                     char ret_path[LG_PATH_BYTES], int *ret_fd, uint64_t *ret_at)
+{
+    const struct lg_index_line_file *f = &s->index.line_file[m->at >> LG_LINE_FILE_SHIFT];
+    *ret_at = m->at & ((UINT64_C(1) << LG_LINE_FILE_SHIFT) - 1);
+    return open_in_folder(s, shard, f->name_at, f->bytes, ret_path, ret_fd);
 }
 
 /* Its first bytes. */
@@ -107,8 +123,12 @@ int lg_source_read_member(lg_source *s, size_t shard, const struct lg_index_memb
         LG_TRY(read_from_tar(s, shard, m->at, dst, bytes));
         return 0;
     }
-    LG_TRY(open_member(s, shard, m, path, &fd));
-    int rc = read_exactly(fd, path, 0, dst, bytes);
+    uint64_t at = 0;
+    if (m->kind == LG_MEMBER_LINE)
+        LG_TRY(open_line(s, shard, m, path, &fd, &at));
+    else
+        LG_TRY(open_member(s, shard, m, path, &fd));
+    int rc = read_exactly(fd, path, at, dst, bytes);
     close(fd);
     LG_TRY(rc);
     return 0;

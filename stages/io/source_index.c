@@ -9,6 +9,7 @@
 #include "base/fs.h"
 #include "base/heartbeat.h"
 #include "base/log.h"
+#include "stages/io/source_lines.h"
 #include "stages/io/tar.h"
 #include <fcntl.h>
 #include <fts.h>
@@ -180,7 +181,34 @@ struct files {
     bool clips;
     struct file *at;
     size_t count, capacity;
+    struct lg_index *index;
+    const char *folder;
+    struct lg_lines lines;
 };
+
+/* Of all folders together. */
+static void leave_out(uint64_t *n, char first[LG_NAME_SHOWN_BYTES], const char *name)
+{
+    if (*n == 0 || strncmp(name, first, LG_NAME_SHOWN_BYTES - 1) < 0)
+        snprintf(first, LG_NAME_SHOWN_BYTES, "%s", name);
+    ++*n;
+}
+
+/* A metadata.jsonl. */
+static int add_lines(struct files *f, const char *relative, uint64_t bytes)
+{
+    struct lg_index *x = f->index;
+    if (x->n_line_files == LG_LINES_FILES_MAX)
+        return LG_FAIL(LG_ERR_CONFIG, "data.path: more than %d files " LG_LINES_NAME,
+                       LG_LINES_FILES_MAX);
+    struct lg_index_line_file of = {.bytes = bytes},
+                              *all = realloc(x->line_file, (x->n_line_files + 1) * sizeof *all);
+    if (!all) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the index of the data set");
+    x->line_file = all;
+    LG_TRY(add_name(x, relative, strlen(relative), &of.name_at));
+    all[x->n_line_files] = of;
+    return lg_lines_add(&f->lines, f->folder, relative, (uint32_t)x->n_line_files++);
+}
 
 static int by_key(const void *a, const void *b)
 {
@@ -203,7 +231,12 @@ static int add_file(struct files *f, const char *path, uint64_t bytes)
             cut = n;
         }
     }
-    if (best == SIZE_MAX) return 0;
+    if (lg_lines_is(path)) return add_lines(f, path, bytes);
+    struct lg_left_out *out = &f->index->left_out;
+    if (best == SIZE_MAX) {
+        leave_out(&out->other, out->first_other, path);
+        return 0;
+    }
     LG_TRY(grow((void **)&f->at, &f->capacity, f->count + 1, sizeof *f->at));
     char *copy = strdup(path);
     if (!copy) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the index of the data set");
@@ -253,12 +286,44 @@ static int walk(const char *root, struct files *f, struct lg_links_out *out)
     return rc;
 }
 
+static bool is_seen(const struct file *f)
+{
+    return f->kind == LG_MEMBER_PICTURE || f->kind == LG_MEMBER_LATENT || f->kind == LG_MEMBER_CLIP;
+}
+
+/* Files of one name but for their endings. */
+static int add_item(struct lg_index *x, size_t shard, const struct files *f, size_t first,
+                    size_t end)
+{
+    const struct lg_line *line = NULL;
+    bool has_caption = false;
+    const struct file *seen[LG_MEMBER_KINDS] = {0};
+    LG_TRY(add_entry(x, shard, f->at[first].path, f->at[first].key_len));
+    for (size_t i = first; i < end; i++) {
+        const struct file *of = &f->at[i];
+        uint64_t at;
+        if (is_seen(of) && seen[of->kind])
+            leave_out(&x->left_out.same, x->left_out.first_same, of->path);
+        else if (is_seen(of) && !line)
+            line = lg_lines_find(&f->lines, of->path);
+        seen[of->kind] = of;
+        has_caption |= of->kind == LG_MEMBER_TXT || of->kind == LG_MEMBER_JSON;
+        LG_TRY(add_name(x, of->path, strlen(of->path), &at));
+        LG_TRY(add_member(x, of->kind, at, of->bytes));
+    }
+    if (line && !has_caption)
+        LG_TRY(add_member(x, LG_MEMBER_LINE, (uint64_t)line->file << LG_LINE_FILE_SHIFT | line->at,
+                          line->bytes));
+    return 0;
+}
+
 static int index_folder(struct lg_index *x, size_t shard, const struct lg_source_options *o)
 {
-    struct files f = {.clips = o->clips};
+    struct files f = {.clips = o->clips, .index = x, .folder = x->shard[shard].path};
     int rc;
     struct lg_links_out links = {0};
     LG_TRY_GOTO(rc, walk(x->shard[shard].path, &f, &links), out);
+    LG_TRY_GOTO(rc, lg_lines_sort(&f.lines), out);
     lg_links_out_log(&links, x->shard[shard].path);
     x->links_out += links.count;
     if (f.count) qsort(f.at, f.count, sizeof *f.at, by_key);
@@ -267,19 +332,16 @@ static int index_folder(struct lg_index *x, size_t shard, const struct lg_source
         for (end = i; end < f.count && f.at[end].key_len == f.at[i].key_len &&
                       memcmp(f.at[end].path, f.at[i].path, f.at[i].key_len) == 0;
              end++)
-            usable |= f.at[end].kind == LG_MEMBER_PICTURE || f.at[end].kind == LG_MEMBER_LATENT ||
-                      f.at[end].kind == LG_MEMBER_CLIP;
-        if (!usable) continue;
-        LG_TRY_GOTO(rc, add_entry(x, shard, f.at[i].path, f.at[i].key_len), out);
-        for (size_t k = i; k < end; k++) {
-            uint64_t at;
-            LG_TRY_GOTO(rc, add_name(x, f.at[k].path, strlen(f.at[k].path), &at), out);
-            LG_TRY_GOTO(rc, add_member(x, f.at[k].kind, at, f.at[k].bytes), out);
-        }
+            usable |= is_seen(&f.at[end]);
+        if (usable)
+            LG_TRY_GOTO(rc, add_item(x, shard, &f, i, end), out);
+        else
+            leave_out(&x->left_out.alone, x->left_out.first_alone, f.at[i].path);
     }
 out:
     for (size_t i = 0; i < f.count; i++) free(f.at[i].path);
     free(f.at);
+    lg_lines_free(&f.lines);
     return rc;
 }
 
@@ -360,10 +422,10 @@ static int check(const struct lg_index *x, const struct lg_index_source *s, cons
                        "data.path: %s holds %s, unlike the first source: encode all of them before "
                        "training, or none",
                        path, n[LG_MEMBER_LATENT] ? "latents" : "pictures");
-    if (o->need_caption && n[LG_MEMBER_TXT] + n[LG_MEMBER_JSON] == 0)
+    if (o->need_caption && n[LG_MEMBER_TXT] + n[LG_MEMBER_JSON] + n[LG_MEMBER_LINE] == 0)
         return LG_FAIL(LG_ERR_CONFIG,
                        "data.path: no caption in %s; the model is conditioned on text: looked for "
-                       ".txt and .json beside %zu pictures",
+                       ".txt and .json beside %zu pictures, and in a folder for " LG_LINES_NAME,
                        path, (size_t)s->count);
     if (o->need_label && n[LG_MEMBER_CLS] == 0)
         return LG_FAIL(LG_ERR_CONFIG,
@@ -458,6 +520,7 @@ void lg_index_free(struct lg_index *x)
     lg_places_free(&x->shard, x->n_shards);
     free(x->source);
     free(x->shard_bytes);
+    free(x->line_file);
     free(x->entry);
     free(x->member);
     free(x->names);

@@ -13,11 +13,15 @@ enum lg_member_kind {
     LG_MEMBER_JSON,
     LG_MEMBER_CLS,
     LG_MEMBER_CLIP, /* where options.clips says so */
+    LG_MEMBER_LINE, /* of a folder's metadata.jsonl, where there is neither .txt nor .json */
     LG_MEMBER_KINDS
 };
+enum { LG_LINE_FILE_SHIFT = 48 };
 
 struct lg_index_member {
-    uint64_t at;    /* tar: offset of the content; folder: offset in names of the relative path */
+    /* tar: offset of the content; folder: offset in names of the relative path; LINE: number of its line_file <<
+     * LG_LINE_FILE_SHIFT | offset in it */
+    uint64_t at;
     uint32_t bytes; /* UINT32_MAX stands for more */
     uint8_t kind;   /* enum lg_member_kind; at most one of each kind per item */
 };
@@ -49,7 +53,12 @@ struct lg_index {
     size_t n_members, member_capacity;
     char *names; /* NUL-terminated strings */
     size_t names_bytes, names_capacity;
+    struct lg_index_line_file {
+        uint64_t name_at, bytes; /* relative to its folder */
+    } * line_file;               /* (n_line_files) */
+    size_t n_line_files;
     size_t links_out; /* of folders, left out */
+    struct lg_left_out left_out;
     uint64_t hash;
     uint64_t n_of_kind[LG_MEMBER_KINDS];
 };

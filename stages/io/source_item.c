@@ -31,43 +31,54 @@ static void take_caption(lg_item *item, char **at, const lg_json *j)
     *at += len + 1;
 }
 
-static int with_json_error(const lg_item *item, int rc)
+/* What captions were looked for in, for messages. */
+static const char *json_name(bool is_line)
+{
+    return is_line ? "line of metadata.jsonl" : ".json";
+}
+
+static int with_json_error(const lg_item *item, bool is_line, int rc)
 {
     if (rc == LG_ERR_VOID)
-        return LG_FAIL(LG_ERR_VOID, "%s: its .json is malformed: %s", item->key, lg_err_message());
+        return LG_FAIL(LG_ERR_VOID, "%s: its %s is malformed: %s", item->key, json_name(is_line),
+                       lg_err_message());
     return rc;
 }
 
+/* Keys that hold captions, the later going before; the first in metadata.jsonl alone. */
+static const char *const CAPTION_KEYS[] = {"text", "caption", "captions"};
+
 /* Reads the whole document; *ret stands before the value that holds the captions, or at the end. */
-static int find_captions(lg_json *j, lg_json *ret)
+static int find_captions(lg_json *j, bool is_line, lg_json *ret)
 {
-    bool caption = false, captions = false;
+    bool seen[LG_ARRAY_LEN(CAPTION_KEYS)] = {0};
+    size_t best = 0; /* key's number + 1 */
     lg_json start = *j;
     LG_TRY(lg_json_next(j));
     bool object = j->kind == LG_JSON_OBJECT;
     while (j->kind != LG_JSON_END) {
         bool own = object && j->kind == LG_JSON_KEY && j->depth == 1;
-        bool one = own && lg_json_is(j, "caption"), many = own && lg_json_is(j, "captions");
-        if ((one && caption) || (many && captions))
-            return lg_json_fail(j, "its captions stand there twice");
-        caption |= one;
-        captions |= many;
-        if (many || (one && !captions)) start = *j;
+        for (size_t k = is_line ? 0 : 1; own && k < LG_ARRAY_LEN(CAPTION_KEYS); k++) {
+            if (!lg_json_is(j, CAPTION_KEYS[k])) continue;
+            if (seen[k]) return lg_json_fail(j, "its captions stand there twice");
+            seen[k] = true;
+            if (k + 1 > best) start = *j, best = k + 1;
+        }
         LG_TRY(lg_json_next(j));
     }
-    *ret = object && !caption && !captions ? *j : start;
+    *ret = object && !best ? *j : start;
     return 0;
 }
 
-/* Captions of a .json: see source.h. `room` holds at least `bytes` + 1. */
-static int parse_json(lg_item *item, const char *json, size_t bytes, char *room)
+/* Captions of a .json or of a line: see source.h. `room` holds at least `bytes` + 1. */
+static int parse_json(lg_item *item, bool is_line, const char *json, size_t bytes, char *room)
 {
     lg_json j, value;
     lg_json_open(
         &j,
         &(struct lg_json_source){
             .label = "it", .data = json, .bytes = bytes, .code = LG_ERR_VOID, .loose_text = true});
-    LG_TRY(with_json_error(item, find_captions(&j, &value)));
+    LG_TRY(with_json_error(item, is_line, find_captions(&j, is_line, &value)));
     LG_TRY(lg_json_next(&value));
     if (value.kind == LG_JSON_STRING) {
         take_caption(item, &room, &value);
@@ -76,11 +87,13 @@ static int parse_json(lg_item *item, const char *json, size_t bytes, char *room)
             LG_TRY(lg_json_next(&value));
             if (value.kind == LG_JSON_ARRAY_END) break;
             if (value.kind != LG_JSON_STRING)
-                return LG_FAIL(LG_ERR_VOID, "%s: a caption in its .json is no string", item->key);
+                return LG_FAIL(LG_ERR_VOID, "%s: a caption in its %s is no string", item->key,
+                               json_name(is_line));
             take_caption(item, &room, &value);
         }
     } else if (value.kind != LG_JSON_NULL && value.kind != LG_JSON_END) {
-        return LG_FAIL(LG_ERR_VOID, "%s: the caption in its .json is no string", item->key);
+        return LG_FAIL(LG_ERR_VOID, "%s: the caption in its %s is no string", item->key,
+                       json_name(is_line));
     }
     return 0;
 }
@@ -124,7 +137,8 @@ static int plan_spans(const lg_source *s, uint64_t item, size_t key_bytes, struc
         if (m->bytes > (text ? LG_SOURCE_TEXT_BYTES_MAX : LG_SOURCE_MEMBER_BYTES_MAX)) return -1;
         p->at[m->kind] = at;
         at += round_up((size_t)m->bytes + 1);
-        if (m->kind == LG_MEMBER_JSON) json_bytes = (size_t)m->bytes + 1;
+        if (m->kind == LG_MEMBER_JSON || m->kind == LG_MEMBER_LINE)
+            json_bytes = (size_t)m->bytes + 1;
     }
     p->captions_at = at;
     *ret_bytes = at + json_bytes;
@@ -187,8 +201,10 @@ static int parse(const lg_source *s, lg_item *item, const struct spans *p)
         item->latent = (const uint8_t *)item->data + p->at[LG_MEMBER_LATENT];
         item->latent_bytes = m->bytes;
     }
-    if ((m = p->member[LG_MEMBER_JSON]))
-        LG_TRY(parse_json(item, item->data + p->at[LG_MEMBER_JSON], m->bytes,
+    const bool is_line = p->member[LG_MEMBER_LINE]; /* then there is no .json */
+    const int captions = is_line ? LG_MEMBER_LINE : LG_MEMBER_JSON;
+    if ((m = p->member[captions]))
+        LG_TRY(parse_json(item, is_line, item->data + p->at[captions], m->bytes,
                           item->data + p->captions_at));
     if ((m = p->member[LG_MEMBER_TXT]) && item->n_captions == 0)
         item->caption[item->n_captions++] = trimmed(item->data + p->at[LG_MEMBER_TXT], m->bytes);
@@ -200,7 +216,8 @@ static int parse(const lg_source *s, lg_item *item, const struct spans *p)
                        : s->options.clips       ? "picture or clip"
                                                 : "picture (.png, .jpg, .jpeg or .webp)");
     if (s->options.need_caption && item->n_captions == 0)
-        return LG_FAIL(LG_ERR_VOID, "%s: has no caption (.txt or .json)", item->key);
+        return LG_FAIL(LG_ERR_VOID, "%s: has no caption (.txt, .json or a line of metadata.jsonl)",
+                       item->key);
     if (s->options.need_label && item->label < 0)
         return LG_FAIL(LG_ERR_VOID, "%s: has no class label (.cls)", item->key);
     return 0;

@@ -329,6 +329,20 @@ static void print_sources(const struct look *l)
     }
 }
 
+static void print_left(uint64_t n, const char *what, const char *first)
+{
+    if (n == 0) return;
+    lg_print(stdout, "left out, %s: %" PRIu64 " (%s%s)\n", what, n, first,
+             n > 1 ? " and others" : "");
+}
+static void print_left_out(const struct lg_left_out *out)
+{
+    print_left(out->other, "files of other kinds", out->first_other);
+    print_left(out->same, "pictures that have the name of another but for the ending",
+               out->first_same);
+    print_left(out->alone, "texts or labels without a picture", out->first_alone);
+}
+
 /* ---- all ---- */
 
 static bool is_config(const char *target)
@@ -389,6 +403,7 @@ static int look(struct look *l)
                  lg_source_has_latents(l->source) ? "latents"
                  : lg_source_has_clips(l->source) ? "clips and pictures"
                                                   : "pictures");
+        print_left_out(lg_source_left_out(l->source));
         print_sources(l);
         rc = look_at_all(l);
     }

@@ -126,8 +126,10 @@ for say in "$items samples of pictures" '00003: PNG is cut off' '00017: picture 
     '1 have none, and would be trained with weight 0' 'are cut at text.length = 8' 'width: 12 to 48 pixels' '16 x 16' 'items are cropped to a neighbour'; do
     check "lgsup data says: $say" grep -q "$say" "$T/data.out"
 done
+touch "$T/pictures/scan.tiff"
 timeout 120 "$LGSUP" data "$T/pictures" >"$T/data.out" 2>&1
 expect "lgsup data of a folder" 0 $?
+check "names what is left out" grep -q '^left out, files of other kinds: 1 (scan.tiff)$' "$T/data.out"
 check "counts words" grep -q 'to 10 words' "$T/data.out"
 timeout 120 "$LGSUP" data "$T/nothing" >"$T/data.out" 2>&1
 expect "lgsup data of nothing" 3 $?

@@ -127,6 +127,89 @@ static void test_folder(void **state)
     lg_source_close(&s);
 }
 
+/* Captions in one file for a folder: Hugging Face's ImageFolder. */
+static void test_lines(void **state)
+{
+    (void)state;
+    struct lg_source_options text = {.need_caption = true};
+    write_png("f/a.png", 1);
+    write_png("f/b.png", 2);
+    write_png("f/sub/c.png", 3);
+    write_png("f/sub/deep/d.png", 4);
+    write_png("f/e.png", 5);
+    write_png("f/g.png", 6);
+    scratch_write("f/b.txt", "bee's own");
+    scratch_write(
+        "f/metadata.jsonl",
+        "\xef\xbb\xbf{\"file_name\": \"a.png\", \"text\": \"ay \\u00e9\", \"n\": [1, {}]}\r\n"
+        "\n"
+        "{\"text\": \"bee\", \"file_name\": \"b.png\"}\n"
+        "{\"file_name\": \"./sub/c.png\", \"text\": \"no\", \"caption\": \"sea\"}\n"
+        "{\"file_name\": \"gone.png\", \"text\": \"nobody's\"}\n"
+        "{\"name\": \"no picture's\"}\n"
+        "{\"file_name\": \"e.png\", \"text\": 3}");
+    scratch_write("f/sub/deep/metadata.jsonl",
+                  "{\"file_name\": \"d.png\", \"captions\": [\"dee\", \"Dee\"]}\n");
+    lg_source *s = NULL;
+    assert_int_equal(lg_source_open(scratch_path("f"), &text, &s), 0);
+    static const char *const want[] = {"ay \xc3\xa9", "bee's own", NULL, NULL, "sea", "dee"};
+    lg_item item = {0};
+    for (uint64_t i = 0; i < LG_ARRAY_LEN(want); i++) {
+        int rc = lg_source_read(s, i, &item);
+        assert_int_equal(rc, want[i] ? 0 : LG_ERR_VOID);
+        if (want[i]) assert_string_equal(item.caption[0], want[i]);
+    }
+    assert_int_equal(item.n_captions, 2);
+    assert_int_equal(lg_source_read(s, 2, &item), LG_ERR_VOID);
+    assert_non_null(
+        strstr(lg_err_message(), "e: the caption in its line of metadata.jsonl is no string"));
+    assert_int_equal(lg_source_read(s, 3, &item), LG_ERR_VOID);
+    assert_non_null(strstr(lg_err_message(), "g: has no caption"));
+    /* The file must stay what it was. */
+    scratch_write("f/metadata.jsonl", "{}");
+    assert_int_equal(lg_source_read(s, 0, &item), LG_ERR_IO);
+    assert_non_null(strstr(lg_err_message(), "metadata.jsonl has changed"));
+    lg_err_clear();
+    lg_item_free(&item);
+    lg_source_close(&s);
+}
+
+static void test_broken_lines(void **state)
+{
+    (void)state;
+    write_png("f/a.png", 1);
+    scratch_write("f/metadata.jsonl", "{\"file_name\": \"x.png\"}\n{\"file_name\": \"a.png\", }\n");
+    expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG, "f/metadata.jsonl:2");
+    scratch_write("f/metadata.jsonl", "[\"a.png\"]\n");
+    expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG, "no JSON object");
+    scratch_write("f/metadata.jsonl", "{\"file_name\": \"a.png\"}\n{\"file_name\": \"a.png\"}\n");
+    expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG,
+                   "a.png has two lines of metadata.jsonl, 1 and 2");
+    scratch_write("f/metadata.jsonl", "{\"file_name\": 1}\n");
+    expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG, "file_name is no string");
+}
+
+static void test_left_out(void **state)
+{
+    (void)state;
+    write_png("f/b.png", 1);
+    scratch_write("f/b.jpg", "the second of this name");
+    scratch_write("f/b.txt", "bee");
+    scratch_write("f/y.tiff", "");
+    scratch_write("f/sub/x.bmp", "");
+    scratch_write("f/z.mp4", "");
+    scratch_write("f/README.txt", "about these pictures");
+    lg_source *s = open_source(scratch_path("f"));
+    const struct lg_left_out *out = lg_source_left_out(s);
+    assert_int_equal(out->other, 3);
+    assert_string_equal(out->first_other, "sub/x.bmp");
+    assert_int_equal(out->same, 1);
+    assert_string_equal(out->first_same, "b.jpg");
+    assert_int_equal(out->alone, 1);
+    assert_string_equal(out->first_alone, "README.txt");
+    lg_source_close(&s);
+}
+
 /* What lies in a folder may be a link, as long as it stays in there. */
 static void test_links(void **state)
 {
@@ -533,6 +616,9 @@ int main(void)
         SOURCE_TEST(test_places),
         SOURCE_TEST(test_missing_and_empty),
         SOURCE_TEST(test_folder),
+        SOURCE_TEST(test_lines),
+        SOURCE_TEST(test_broken_lines),
+        SOURCE_TEST(test_left_out),
         SOURCE_TEST(test_links),
         SOURCE_TEST(test_links_of_shards),
         SOURCE_TEST(test_caption_forms),
