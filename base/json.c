@@ -313,6 +313,11 @@ int lg_json_skip(lg_json *j)
     return 0;
 }
 
+const char *lg_json_end(const lg_json *j)
+{
+    return j->at;
+}
+
 int lg_json_expect(lg_json *j, lg_json_kind kind, const char *what)
 {
     LG_TRY(lg_json_next(j));

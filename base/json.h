@@ -71,5 +71,7 @@ bool lg_json_is(const lg_json *j, const char *text);
 /* KEY, STRING: writes the text without escapes and a NUL; ret needs j->bytes + 1 bytes, and is never
  * longer than that. Returns its bytes. */
 size_t lg_json_text(const lg_json *j, char *ret);
+/* Where the last token ends, in the data. */
+const char *lg_json_end(const lg_json *j);
 /* NUMBER: a whole number without sign, fraction and exponent that fits; else false. */
 bool lg_json_u64(const lg_json *j, uint64_t *ret);

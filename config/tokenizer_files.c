@@ -12,7 +12,14 @@ static const struct {
     [LG_TOKENIZER_SPIECE] = {{"spiece.model"}, 1, 1},
     [LG_TOKENIZER_BPE] =
         {{"vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json"}, 4, 2},
+    [LG_TOKENIZER_JSON] = {{"tokenizer.json", "tokenizer_config.json"}, 2, 1},
 };
+
+static bool goes_for(int kind, lg_tokenizer_kind wanted)
+{
+    return wanted == LG_TOKENIZER_KINDS || kind == (int)wanted ||
+           (wanted == LG_TOKENIZER_BPE && kind == LG_TOKENIZER_JSON);
+}
 
 static int look(const char *dir, int kind, bool *ret_found)
 {
@@ -48,7 +55,7 @@ int lg_tokenizer_files_find(const char *dir, lg_tokenizer_kind kind, struct lg_t
     for (int p = 0; p < 2; p++)
         for (int k = 0; place[p][0] && k < LG_TOKENIZER_KINDS; k++) {
             bool found;
-            if (kind != LG_TOKENIZER_KINDS && (int)kind != k) continue;
+            if (!goes_for(k, kind)) continue;
             LG_TRY(look(place[p], k, &found));
             if (!found) continue;
             ret->kind = (lg_tokenizer_kind)k;
@@ -57,8 +64,10 @@ int lg_tokenizer_files_find(const char *dir, lg_tokenizer_kind kind, struct lg_t
         }
     static const char *const WANTED[] = {
         [LG_TOKENIZER_SPIECE] = "spiece.model does not exist",
-        [LG_TOKENIZER_BPE] = "vocab.json with merges.txt does not exist",
-        [LG_TOKENIZER_KINDS] = "spiece.model does not exist, nor vocab.json with merges.txt"};
+        [LG_TOKENIZER_BPE] = "vocab.json with merges.txt, or tokenizer.json, does not exist",
+        [LG_TOKENIZER_JSON] = "tokenizer.json does not exist",
+        [LG_TOKENIZER_KINDS] =
+            "spiece.model does not exist, nor vocab.json with merges.txt or tokenizer.json"};
     return LG_FAIL(LG_ERR_NOTFOUND, "%s/%s%s%s: the tokenizer belongs there", dir, WANTED[kind],
                    place[1][0] ? ", nor in " : "", place[1]);
 }

@@ -8,7 +8,8 @@
  *   merges.txt               two tokens a line, which together are a token, by rank; the first line may be #version ..
  *   tokenizer_config.json, special_tokens_map.json   either may be absent: which tokens begin, end and pad a caption, by
  *                            default <|startoftext|>, <|endoftext|>, and the end again. The first file's words count if it
- *                            has added_tokens_decoder, else the second's do.
+ *                            has added_tokens_decoder, else the second's do
+ * or, without vocab.json, tokenizer.json, which has the vocabulary, the merges and the added tokens (bpe_json.h).
  *
  * A caption: the special tokens in it are taken out; the rest is composed (NFC) and lower-cased; words are 's 't 're 've 'm
  * 'll 'd, letters together, one digit, or what else is no white space, together; a word's bytes are merged, the pair of

@@ -1,4 +1,4 @@
-/* vocab.json, merges.txt and the special tokens; see bpe.h for what stands in them.
+/* vocab.json and merges.txt, or tokenizer.json, and the special tokens; see bpe.h for what stands in them.
  *
  * Design: the vocabulary is read token by token into one block of texts and a hash table of them (open addressing, at most
  * half full), which the merges need and which is gone afterwards. */
@@ -8,6 +8,7 @@
 #include "base/json_tree.h"
 #include "base/utf8.h"
 #include "stages/io/bpe.h"
+#include "stages/io/bpe_json.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,12 +81,14 @@ static int add_token(struct vocab *v, const lg_json *key, const lg_json *value)
     return 0;
 }
 
-static int parse_vocab(struct vocab *v, const char *data, size_t bytes)
+/* origin: of data in its file. */
+static int parse_vocab(struct vocab *v, const char *data, size_t bytes, size_t origin)
 {
     lg_json j, counter, key;
     const struct lg_json_source source = {.label = v->path,
                                           .data = data,
                                           .bytes = bytes,
+                                          .origin = origin,
                                           .tokens_max = 2 * (uint64_t)LG_BPE_VOCAB_MAX + 8};
     uint64_t tokens = 0;
     lg_json_open(&j, &source);
@@ -127,13 +130,19 @@ static int check_ids(const struct vocab *v)
     return 0;
 }
 
-static int read_vocab(const char *dir, struct vocab *v)
+static int read_vocab(const char *dir, const struct lg_bpe_json *json, struct vocab *v)
 {
-    char *data;
+    char *data = NULL;
     size_t bytes;
-    LG_TRY(lg_path(v->path, "%s/vocab.json", dir));
-    LG_TRY(lg_read_file(v->path, LG_BPE_VOCAB_BYTES_MAX, &data, &bytes));
-    int rc = parse_vocab(v, data, bytes);
+    int rc;
+    if (json->data) {
+        LG_TRY(lg_path(v->path, "%s", json->path));
+        rc = parse_vocab(v, json->vocab, json->vocab_bytes, json->vocab_at);
+    } else {
+        LG_TRY(lg_path(v->path, "%s/vocab.json", dir));
+        LG_TRY(lg_read_file(v->path, LG_BPE_VOCAB_BYTES_MAX, &data, &bytes));
+        rc = parse_vocab(v, data, bytes, 0);
+    }
     free(data);
     LG_TRY(rc);
     LG_TRY(check_ids(v));
@@ -192,7 +201,7 @@ const struct lg_bpe_merge *lg_bpe_find(const struct lg_bpe_files *f, int32_t lef
 
 static int merge_fail(const char *path, uint32_t line, const char *why)
 {
-    return LG_FAIL(LG_ERR_CORRUPT, "%s: line %u %s", path, line, why);
+    return LG_FAIL(LG_ERR_CORRUPT, "%s: line %u of the merges %s", path, line, why);
 }
 
 /* Line `number` of the file, which says the merge of this rank. */
@@ -212,7 +221,7 @@ static int add_merge(const struct vocab *v, struct lg_bpe_files *f, const char *
                                    .rank = rank};
     if (m.left < 0 || m.right < 0 || m.whole < 0)
         return merge_fail(path, number,
-                          "has a token, or makes one, that vocab.json does not know: the two files "
+                          "has a token, or makes one, that the vocabulary does not know: the two "
                           "belong to different tokenizers, or one is damaged");
     struct lg_bpe_merge *to = &f->merge[merge_place(f, m.left, m.right)];
     if (to->left >= 0) return merge_fail(path, number, "repeats an earlier one");
@@ -246,10 +255,15 @@ static int parse_merges(const struct vocab *v, struct lg_bpe_files *f, const cha
     return 0;
 }
 
-static int read_merges(const char *dir, const struct vocab *v, struct lg_bpe_files *f)
+static int read_merges(const char *dir, const struct lg_bpe_json *json, const struct vocab *v,
+                       struct lg_bpe_files *f)
 {
     char path[LG_PATH_BYTES], *data;
     size_t bytes;
+    if (json->data) {
+        LG_TRY(parse_merges(v, f, json->path, json->merges, json->merges_bytes));
+        return 0;
+    }
     LG_TRY(lg_path(path, "%s/merges.txt", dir));
     LG_TRY(lg_read_file(path, LG_BPE_MERGES_BYTES_MAX, &data, &bytes));
     int rc = parse_merges(v, f, path, data, bytes);
@@ -316,14 +330,15 @@ static int read_role(const char *dir, const char *file, const char *key, const c
 }
 
 /* The roles of the tokens that are added, whose entries say how each is looked for; others are not supported. */
-static int read_added(const char *dir, const cJSON *added, struct role role[LG_BPE_SPECIALS])
+static int read_added(const char *dir, const char *file, const char *key, const cJSON *added,
+                      struct role role[LG_BPE_SPECIALS])
 {
     const cJSON *v;
     cJSON_ArrayForEach(v, added)
     {
         struct role r = {0};
         bool known = false;
-        LG_TRY(read_role(dir, "tokenizer_config.json", "added_tokens_decoder", v, &r));
+        LG_TRY(read_role(dir, file, key, v, &r));
         for (int k = 0; r.text && k < LG_BPE_SPECIALS; k++) {
             if (strcmp(role[k].text, r.text) != 0) continue;
             role[k].normalized = r.normalized;
@@ -332,9 +347,9 @@ static int read_added(const char *dir, const cJSON *added, struct role role[LG_B
         if (!known)
             return LG_FAIL(
                 LG_ERR_MISMATCH,
-                "%s/tokenizer_config.json: \"added_tokens_decoder\" has \"%.64s\", which "
-                "is none of the tokens that begin, end or pad a caption",
-                dir, r.text ? r.text : "");
+                "%s/%s: \"%s\" has \"%.64s\", which is none of the tokens that begin, end or pad a "
+                "caption",
+                dir, file, key, r.text ? r.text : "");
     }
     return 0;
 }
@@ -344,8 +359,9 @@ static int add_special(const char *dir, const struct vocab *v, const char *key,
 {
     *ret = id_of(v, role->text, strlen(role->text));
     if (*ret < 0)
-        return LG_FAIL(LG_ERR_CORRUPT, "%s: \"%s\" is \"%.64s\", which vocab.json does not know",
-                       dir, key, role->text);
+        return LG_FAIL(LG_ERR_CORRUPT,
+                       "%s: \"%s\" is \"%.64s\", which the vocabulary does not know", dir, key,
+                       role->text);
     for (int i = 0; i < f->n_specials; i++)
         if (f->special[i].id == *ret) return 0;
     char *text = strdup(role->text);
@@ -355,35 +371,41 @@ static int add_special(const char *dir, const struct vocab *v, const char *key,
     return 0;
 }
 
+/* in_json: what tokenizer.json says is added, or NULL. */
 static int take_specials(const char *dir, const cJSON *config, const cJSON *map,
-                         const struct vocab *v, struct lg_bpe_files *f)
+                         const cJSON *in_json, const struct vocab *v, struct lg_bpe_files *f)
 {
     struct role role[LG_BPE_SPECIALS];
     int32_t id[LG_BPE_SPECIALS];
-    const cJSON *added = cJSON_GetObjectItemCaseSensitive(config, "added_tokens_decoder");
+    static const char decoder[] = "added_tokens_decoder";
+    const cJSON *added = cJSON_GetObjectItemCaseSensitive(config, decoder);
     for (int k = 0; k < LG_BPE_SPECIALS; k++) {
         const char *key = ROLES[k].key;
         role[k] = (struct role){.text = ROLES[k].text};
         LG_TRY(read_role(dir, "tokenizer_config.json", key,
                          cJSON_GetObjectItemCaseSensitive(config, key), &role[k]));
-        if (!added)
+        if (!added && !in_json)
             LG_TRY(read_role(dir, "special_tokens_map.json", key,
                              cJSON_GetObjectItemCaseSensitive(map, key), &role[k]));
     }
-    if (added) LG_TRY(read_added(dir, added, role));
+    if (added)
+        LG_TRY(read_added(dir, "tokenizer_config.json", decoder, added, role));
+    else if (in_json)
+        LG_TRY(read_added(dir, "tokenizer.json", "added_tokens", in_json, role));
     for (int k = 0; k < LG_BPE_SPECIALS; k++)
         LG_TRY(add_special(dir, v, ROLES[k].key, &role[k], f, &id[k]));
     f->bos = id[BOS], f->eos = id[EOS], f->pad = id[PAD];
     return 0;
 }
 
-static int read_specials(const char *dir, const struct vocab *v, struct lg_bpe_files *f)
+static int read_specials(const char *dir, const struct lg_bpe_json *json, const struct vocab *v,
+                         struct lg_bpe_files *f)
 {
     cJSON *config = NULL, *map = NULL;
     int rc;
     LG_TRY_GOTO(rc, read_object(dir, "tokenizer_config.json", &config), out);
     LG_TRY_GOTO(rc, read_object(dir, "special_tokens_map.json", &map), out);
-    LG_TRY_GOTO(rc, take_specials(dir, config, map, v, f), out);
+    LG_TRY_GOTO(rc, take_specials(dir, config, map, json->added, v, f), out);
 out:
     cJSON_Delete(config);
     cJSON_Delete(map);
@@ -392,16 +414,31 @@ out:
 
 /* ---- all ---- */
 
+/* Is it a folder of tokenizer.json alone? */
+static int read_json(const char *dir, struct lg_bpe_json *ret)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_path(path, "%s/vocab.json", dir));
+    if (lg_path_exists(path)) return 0;
+    LG_TRY(lg_path(path, "%s/tokenizer.json", dir));
+    if (!lg_path_exists(path)) return 0;
+    LG_TRY(lg_bpe_json_read(dir, ret));
+    return 0;
+}
+
 int lg_bpe_files_read(const char *dir, struct lg_bpe_files *ret)
 {
     struct vocab v = {0};
+    struct lg_bpe_json json = {0};
     int rc;
-    LG_TRY_GOTO(rc, read_vocab(dir, &v), out);
+    LG_TRY_GOTO(rc, read_json(dir, &json), out);
+    LG_TRY_GOTO(rc, read_vocab(dir, &json, &v), out);
     LG_TRY_GOTO(rc, find_bytes(&v, ret), out);
-    LG_TRY_GOTO(rc, read_merges(dir, &v, ret), out);
-    LG_TRY_GOTO(rc, read_specials(dir, &v, ret), out);
+    LG_TRY_GOTO(rc, read_merges(dir, &json, &v, ret), out);
+    LG_TRY_GOTO(rc, read_specials(dir, &json, &v, ret), out);
     ret->pieces = v.n;
 out:
+    lg_bpe_json_free(&json);
     free_vocab(&v);
     return rc;
 }

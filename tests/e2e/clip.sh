@@ -54,7 +54,7 @@ refused() { # NAME PATTERN [--set ...]
 }
 refused "captions of 78 tokens" 'text.length = 78: the text encoder in text.model takes 77 tokens at most' --set text.length=78
 mv "$p/tokenizer_2" "$p/elsewhere"
-refused "no tokenizer" 'vocab.json with merges.txt does not exist, nor in .*/tokenizer_2'
+refused "no tokenizer" 'vocab.json with merges.txt, or tokenizer.json, does not exist, nor in .*/tokenizer_2'
 mv "$p/elsewhere" "$p/tokenizer_2"
 
 # Another padding gives other states: the files that name it belong to the tokenizer.

@@ -337,3 +337,23 @@ bpe("unknown", "", "a q\n", '{"pad_token": "<pad>"}', "")
 bpe("vocabulary", '{"a": 0, "b</w>": 1, "\\u0100": 2, "": 3}', "a b</w>\n", "", "ab")
 put("bpe", "empty", b"")
 bpe("twice", '{"a": 0, "a": 1}', "", "[]", "")
+
+
+def bpe_json(name, model, more=""):
+    put("bpe_json", name, ('{"version": "1.0"%s, "model": {"type": "BPE", "end_of_word_suffix": "</w>"%s}}' % (more, model)).encode())
+
+
+CHARS = [chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 324))]
+WHOLE = {t: i for i, t in enumerate([*CHARS, *(c + "</w>" for c in CHARS), "ab", "<|startoftext|>", "<|endoftext|>"])}
+bpe_json("whole", ', "vocab": %s, "merges": [["a", "b"]]' % json.dumps(WHOLE), ', "added_tokens": [{"content": "<|endoftext|>"}]')
+bpe_json("texts", ', "vocab": {"a": 0}, "merges": ["a b", "\\u0061 c"]')
+bpe_json("no-merges", ', "vocab": {"a": 0}')
+bpe_json("three", ', "vocab": {"a": 0}, "merges": [["a", "b", "c"]]')
+put("bpe_json", "unigram", b'{"model": {"type": "Unigram", "vocab": [["a", 0]]}}')
+put("bpe_json", "empty", b"")
+
+put("lines", "small", b'\xef\xbb\xbf{"file_name": "a.png", "text": "A"}\r\n\n{"n": [1, {"file_name": 2}], "file_name": "./b/c.png"}')
+put("lines", "twice", b'{"file_name": "a.png"}\n{"file_name": "a.png"}\n')
+put("lines", "nameless", b'{"text": "A"}\n  \n{}\n')
+put("lines", "no-object", b'[]\n')
+put("lines", "empty", b"")

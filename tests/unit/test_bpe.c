@@ -177,6 +177,53 @@ static const char *folder(const char *map, const char *config)
     return scratch_path("t");
 }
 
+static void put_quoted(FILE *f, const char *text, size_t n)
+{
+    putc('"', f);
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] == '"' || text[i] == '\\') putc('\\', f);
+        putc(text[i], f);
+    }
+    putc('"', f);
+}
+
+/* A folder of tokenizer.json alone, as transformers 5 saves it; in_pairs: or as older ones did. */
+static const char *json_folder(bool in_pairs, const char *added, const char *config)
+{
+    char *vocab, *merges, *out = NULL;
+    size_t bytes, size;
+    OK(lg_read_file(GOLDEN "/vocab.json", 1 << 24, &vocab, &bytes));
+    OK(lg_read_file(GOLDEN "/merges.txt", 1 << 24, &merges, &bytes));
+    FILE *f = open_memstream(&out, &size);
+    assert_non_null(f);
+    fprintf(f, "{\"version\": \"1.0\", \"normalizer\": {\"vocab\": [{}]}, ");
+    if (added) fprintf(f, "\"added_tokens\": %s, ", added);
+    fprintf(f,
+            "\"model\": {\"type\": \"BPE\", \"dropout\": null, \"end_of_word_suffix\": \"</w>\", "
+            "\"vocab\": %s, \"merges\": [",
+            vocab);
+    const char *line = strchr(merges, '\n') + 1, *comma = "";
+    for (const char *end; (end = strchr(line, '\n')); line = end + 1, comma = ", ") {
+        const char *space = memchr(line, ' ', (size_t)(end - line));
+        fprintf(f, "%s%s", comma, in_pairs ? "[" : "");
+        if (in_pairs) {
+            put_quoted(f, line, (size_t)(space - line));
+            fprintf(f, ", ");
+            put_quoted(f, space + 1, (size_t)(end - space - 1));
+        } else {
+            put_quoted(f, line, (size_t)(end - line));
+        }
+        fprintf(f, "%s", in_pairs ? "]" : "");
+    }
+    fprintf(f, "]}}\n");
+    assert_int_equal(lg_close_text(f), 0);
+    scratch_write("j/tokenizer.json", out);
+    unlink(scratch_path("j/tokenizer_config.json"));
+    if (config) scratch_write("j/tokenizer_config.json", config);
+    free(vocab), free(merges), free(out);
+    return scratch_path("j");
+}
+
 static void check_nasty(const char *what, const char *dir, const uint64_t *want, size_t n_want)
 {
     static struct text text;
@@ -200,6 +247,11 @@ static void test_nasty_strings(void **state)
     scratch_make();
     check_nasty("as SD 2", folder(MAP_1, CONFIG_1), NASTY_1, LG_ARRAY_LEN(NASTY_1));
     check_nasty("as SDXL", folder(MAP_2, CONFIG_2), NASTY_2, LG_ARRAY_LEN(NASTY_2));
+    static const char both[] = "[{\"id\": 1, \"content\": \"<|startoftext|>\"}, "
+                               "{\"id\": 2, \"content\": \"<|endoftext|>\", \"special\": true}]";
+    check_nasty("tokenizer.json", json_folder(true, both, NULL), NASTY_0, LG_ARRAY_LEN(NASTY_0));
+    check_nasty("tokenizer.json, merges as texts, as SDXL", json_folder(false, NULL, CONFIG_2),
+                NASTY_2, LG_ARRAY_LEN(NASTY_2));
     scratch_remove();
 }
 
@@ -312,6 +364,8 @@ static void test_places(void **state)
     scratch_write("p/text_encoder_2/config.json", "{}");
     scratch_write("p/text_encoder/config.json", "{}");
     scratch_write("p/other/merges.txt", "");
+    scratch_write("p/text_encoder_3/config.json", "{}");
+    scratch_write("p/tokenizer_3/tokenizer.json", "{}");
     OK(lg_tokenizer_files_find(scratch_path("p/text_encoder_2"), LG_TOKENIZER_BPE, &f));
     assert_string_equal(f.dir, scratch_path("p/tokenizer_2"));
     OK(lg_path(path, "%s/", scratch_path("p/text_encoder")));
@@ -319,12 +373,20 @@ static void test_places(void **state)
     assert_int_equal(f.kind, LG_TOKENIZER_SPIECE);
     assert_string_equal(f.dir, scratch_path("p/tokenizer"));
     assert_int_equal(lg_tokenizer_files_find(path, LG_TOKENIZER_BPE, &f), LG_ERR_NOTFOUND);
-    assert_non_null(strstr(lg_err_message(), "text_encoder//vocab.json with merges.txt does not"));
+    assert_non_null(strstr(
+        lg_err_message(), "text_encoder//vocab.json with merges.txt, or tokenizer.json, does not"));
     assert_non_null(strstr(lg_err_message(), "p/tokenizer:"));
     OK(lg_tokenizer_files_find(scratch_path("p/tokenizer_2"), LG_TOKENIZER_BPE, &f));
     uint64_t before, after;
     OK(lg_tokenizer_files_hash(&f, &before));
     scratch_write("p/tokenizer_2/special_tokens_map.json", "{}"); /* it decides bits as well */
+    OK(lg_tokenizer_files_hash(&f, &after));
+    assert_int_not_equal(before, after);
+    OK(lg_tokenizer_files_find(scratch_path("p/text_encoder_3"), LG_TOKENIZER_BPE, &f));
+    assert_int_equal(f.kind, LG_TOKENIZER_JSON);
+    assert_string_equal(f.dir, scratch_path("p/tokenizer_3"));
+    OK(lg_tokenizer_files_hash(&f, &before));
+    scratch_write("p/tokenizer_3/tokenizer_config.json", "{}");
     OK(lg_tokenizer_files_hash(&f, &after));
     assert_int_not_equal(before, after);
     assert_int_equal(lg_tokenizer_files_find(scratch_path("p/other"), LG_TOKENIZER_KINDS, &f),
@@ -367,11 +429,14 @@ static void test_damaged_files(void **state)
         {"vocab.json", "{\"a\": -1}", LG_ERR_CORRUPT, "no whole number"},
         {"vocab.json", "{\"a\": {\"b\": 1}}", LG_ERR_CORRUPT, "no whole number"},
         {"vocab.json", "{\"a\": 0", LG_ERR_CORRUPT, "vocab.json"},
-        {"merges.txt", "#version: 0.2\na", LG_ERR_CORRUPT, "line 2 is not two tokens"},
-        {"merges.txt", "#version: 0.2\na b c\n", LG_ERR_CORRUPT, "line 2 is not two tokens"},
-        {"merges.txt", "nobody knows\n", LG_ERR_CORRUPT, "line 1 has a token"},
-        {"merges.txt", "#version: 0.2\n\n", LG_ERR_CORRUPT, "line 2 is not two tokens"},
-        {"merges.txt", "r e\r\nr e\r\n", LG_ERR_CORRUPT, "line 2 repeats"},
+        {"merges.txt", "#version: 0.2\na", LG_ERR_CORRUPT,
+         "line 2 of the merges is not two tokens"},
+        {"merges.txt", "#version: 0.2\na b c\n", LG_ERR_CORRUPT,
+         "line 2 of the merges is not two tokens"},
+        {"merges.txt", "nobody knows\n", LG_ERR_CORRUPT, "line 1 of the merges has a token"},
+        {"merges.txt", "#version: 0.2\n\n", LG_ERR_CORRUPT,
+         "line 2 of the merges is not two tokens"},
+        {"merges.txt", "r e\r\nr e\r\n", LG_ERR_CORRUPT, "line 2 of the merges repeats"},
         {"special_tokens_map.json", "7", LG_ERR_CORRUPT, "not a JSON object"},
         {"special_tokens_map.json", "{\"pad_token\": 7}", LG_ERR_CORRUPT,
          "\"pad_token\" is no token"},
@@ -387,7 +452,7 @@ static void test_damaged_files(void **state)
     memset(line, 'a', sizeof line);
     line[1500] = ' ';
     line[4095] = 0;
-    refused("merges.txt", line, LG_ERR_CORRUPT, "line 1 is not two tokens");
+    refused("merges.txt", line, LG_ERR_CORRUPT, "line 1 of the merges is not two tokens");
     memcpy(line, "{\"", 2);
     memcpy(line + 4000, "\": 0}", 6);
     line[1500] = 'a';
@@ -396,6 +461,44 @@ static void test_damaged_files(void **state)
     unlink(scratch_path("t/merges.txt"));
     lg_bpe *t = NULL;
     assert_int_equal(lg_bpe_open(scratch_path("t"), &t), LG_ERR_NOTFOUND);
+    lg_err_clear();
+    unlink(scratch_path("t/vocab.json"));
+    static const struct {
+        const char *content;
+        int code;
+        const char *why;
+    } JSON[] = {
+        {"[]", LG_ERR_CORRUPT, "not a JSON object"},
+        {"{}", LG_ERR_MISMATCH, "not the BPE of a CLIP"},
+        {"{\"model\": {\"type\": \"Unigram\", \"vocab\": [[\"a\", 0]]}}", LG_ERR_MISMATCH,
+         "spiece.model"},
+        {"{\"model\": {\"type\": \"BPE\", \"end_of_word_suffix\": null}}", LG_ERR_MISMATCH, "</w>"},
+        {"{\"model\": 3}", LG_ERR_CORRUPT, "no object"},
+        {"{\"model\": {}, \"model\": {}}", LG_ERR_CORRUPT, "twice"},
+#define CLIP "{\"model\": {\"type\": \"BPE\", \"end_of_word_suffix\": \"</w>\""
+        {CLIP "}}", LG_ERR_CORRUPT, "has no \"vocab\""},
+        {CLIP ", \"vocab\": {}}}", LG_ERR_CORRUPT, "has no \"merges\""},
+        {CLIP ", \"vocab\": {}, \"vocab\": {}}}", LG_ERR_CORRUPT, "twice"},
+        {CLIP ", \"vocab\": {}, \"merges\": {}}}", LG_ERR_CORRUPT, "no list"},
+        {CLIP ", \"vocab\": {}, \"merges\": [1]}}", LG_ERR_CORRUPT, "not two tokens"},
+        {CLIP ", \"vocab\": {}, \"merges\": [[\"a\"]]}}", LG_ERR_CORRUPT, "not two tokens"},
+        {CLIP ", \"vocab\": {}, \"merges\": [[\"a\", \"b\", \"c\"]]}}", LG_ERR_CORRUPT,
+         "not two tokens"},
+        {CLIP ", \"vocab\": {}, \"merges\": []}}", LG_ERR_CORRUPT, "byte 0x00"},
+        {CLIP ", \"vocab\": {}, \"merges\": []}} {", LG_ERR_CORRUPT, "tokenizer.json"},
+        {CLIP ", \"vocab\": {\"a\": x}, \"merges\": []}}", LG_ERR_CORRUPT, "tokenizer.json"},
+#undef CLIP
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(JSON); i++) {
+        scratch_write("t/tokenizer.json", JSON[i].content);
+        const int rc = lg_bpe_open(scratch_path("t"), &t);
+        if (rc != JSON[i].code || !strstr(lg_err_message(), JSON[i].why))
+            fail_msg("\"%s\": %d, \"%s\"", JSON[i].content, rc, lg_err_message());
+        lg_err_clear();
+    }
+    json_folder(true, "[{\"content\": \"<style>\"}]", NULL);
+    assert_int_equal(lg_bpe_open(scratch_path("j"), &t), LG_ERR_MISMATCH);
+    assert_non_null(strstr(lg_err_message(), "tokenizer.json: \"added_tokens\" has \"<style>\""));
     lg_err_clear();
     scratch_remove();
 }

@@ -861,7 +861,8 @@ static void test_rules_clip(void **state)
     snprintf(model, sizeof model, "text.model=%s", scratch_path("pipeline/text_encoder"));
     scratch_write("pipeline/text_encoder/config.json", "{\"model_type\": \"clip_text_model\"}");
     scratch_write("pipeline/text_encoder/model.safetensors", "x");
-    BREAKS("text_encoder/vocab.json with merges.txt does not exist, nor in ", model);
+    BREAKS("text_encoder/vocab.json with merges.txt, or tokenizer.json, does not exist, nor in ",
+           model);
     scratch_write("pipeline/tokenizer/vocab.json", "{}");
     scratch_write("pipeline/tokenizer/merges.txt", "");
     if (CHECK(model, "text.length=77") < 0) fail_msg("%s", lg_err_text());
