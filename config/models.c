@@ -153,6 +153,23 @@ static int hash_parts(const char *dir, const char *stem, XXH3_state_t *state, in
     return rc;
 }
 
+/* Names the weights that lie there instead: pickles of PyTorch, which can run any code and are not read. */
+static int fail_no_weights(const char *dir, const char *stem, const char *wanted)
+{
+    static const char *const ENDS[] = {".bin", ".fp16.bin", ".bin.index.json"};
+    char path[LG_PATH_BYTES];
+    for (size_t i = 0; i < 2 * LG_ARRAY_LEN(ENDS); i++) {
+        LG_TRY(lg_path(path, "%s/%s%s%s", dir, i % 2 ? "pytorch_" : "", stem, ENDS[i / 2]));
+        if (lg_path_exists(path))
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "%s does not exist, but %s, which is a pickle and not read: fetch the "
+                           "weights as .safetensors, or save the model once with diffusers' or "
+                           "transformers' save_pretrained",
+                           wanted, path);
+    }
+    return LG_FAIL(LG_ERR_CONFIG, "%s does not exist, nor parts of it", wanted);
+}
+
 /* tokenizer: files that belong to the model's bits, or NULL. */
 static int hash_model(const char *dir, const char *stem, const struct lg_tokenizer_files *tokenizer,
                       uint64_t config_hash, uint64_t *ret)
@@ -176,7 +193,7 @@ static int hash_model(const char *dir, const char *stem, const struct lg_tokeniz
     } else {
         LG_TRY_GOTO(rc, hash_parts(dir, stem, state, &parts), out);
         if (parts == 0) {
-            rc = LG_FAIL(LG_ERR_CONFIG, "%s does not exist, nor parts of it", path);
+            rc = fail_no_weights(dir, stem, path);
             goto out;
         }
     }

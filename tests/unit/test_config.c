@@ -847,6 +847,18 @@ static void test_rules_files(void **state)
     assert_int_equal(CHECK("trainer.ranks=1"), 0);
     assert_int_equal(unlink(scratch_path("vae/diffusion_pytorch_model.safetensors")), 0);
     BREAKS("vae/diffusion_pytorch_model.safetensors does not exist", "trainer.ranks=1");
+    scratch_write("vae/diffusion_pytorch_model.bin", "x");
+    BREAKS("vae/diffusion_pytorch_model.bin, which is a pickle and not read: fetch",
+           "trainer.ranks=1");
+    scratch_write("vae/diffusion_pytorch_model.safetensors", "x");
+    for (int i = 1; i <= 3; i++) {
+        char part[64];
+        snprintf(part, sizeof part, "t5/model-%05d-of-00003.safetensors", i);
+        assert_int_equal(unlink(scratch_path(part)), 0);
+    }
+    scratch_write("t5/pytorch_model.bin.index.json", "{}");
+    BREAKS("t5/pytorch_model.bin.index.json, which is a pickle", "trainer.ranks=1");
+    scratch_write("t5/model.safetensors", "x");
     scratch_write("vae/config.json", "{\"_class_name\": \"VQModel\"}");
     BREAKS("_class_name is VQModel: expected AutoencoderKL or AutoencoderKLLTXVideo",
            "trainer.ranks=1");
