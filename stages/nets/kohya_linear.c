@@ -80,12 +80,24 @@ static int plain_linear(const struct lg_kohya *k, const char *module, struct lg_
     return add_part(k, module, ret);
 }
 
+/* The blocks of SDXL have numbers there, in which each level has two layers. */
+static bool has_two_layers(const struct lg_kohya *k)
+{
+    return find(k->whole, "down_blocks.0.resnets.1.conv1", ".weight") &&
+           !find(k->whole, "down_blocks.0.resnets.2.conv1", ".weight");
+}
+
 /* The linear of which this module is a part. */
 static int find_linear(const struct lg_kohya *k, const char *module, struct lg_kohya_linear *ret)
 {
     char number[12];
     const struct row *of = NULL;
     bool has_rows = false;
+    if (!strcmp(k->kind, "sdxl") && !has_two_layers(k))
+        return LG_FAIL(
+            LG_ERR_MISMATCH,
+            "kohya's layout numbers the blocks as in SDXL, with two layers each; this net has "
+            "another layers_per_block: keep its adapter in diffusers' layout");
     for (size_t i = 0; i < LG_ARRAY_LEN(rows) && !of; i++) {
         const bool same = !strcmp(rows[i].kind, k->kind);
         has_rows |= same;

@@ -208,6 +208,24 @@ static void test_every_net(void **state)
     check_net(&sdxl, of_sdxl, "label_emb_0_2", 32, 3);
 }
 
+/* Its numbers of blocks would be those of others. */
+static void test_other_sdxl(void **state)
+{
+    (void)state;
+    struct lg_denoiser_config c = denoiser_fixture_sdxl();
+    for (int layers = 1; layers <= 3; layers++) {
+        struct world o;
+        c.unet.layers = layers;
+        c.depth = lg_unet_blocks(&c.unet);
+        open_net(&o, &c, ATTENTION, 3);
+        const int rc = lg_kohya_save(&o.k, o.w, o.path);
+        assert_int_equal(rc, layers == 2 ? 0 : LG_ERR_MISMATCH);
+        if (rc < 0) assert_non_null(strstr(lg_err_message(), "another layers_per_block"));
+        lg_err_clear();
+        end(&o);
+    }
+}
+
 /* ---- files of others ---- */
 
 /* Writes q, k, v of block 0 as one linear of this rank, with numbers up to 8; its row and column with another number. */
@@ -386,10 +404,15 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, scratch_setup, scratch_teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_is_what_diffusers_reads),          TEST(test_every_net),
-        TEST(test_one_adapter_of_three_linears),     TEST(test_another_adapter_is_refused),
-        TEST(test_more_than_the_adapter_is_refused), TEST(test_texts_are_refused),
-        TEST(test_what_the_original_lacks),          TEST(test_a_folder_with_either),
+        TEST(test_is_what_diffusers_reads),
+        TEST(test_every_net),
+        TEST(test_other_sdxl),
+        TEST(test_one_adapter_of_three_linears),
+        TEST(test_another_adapter_is_refused),
+        TEST(test_more_than_the_adapter_is_refused),
+        TEST(test_texts_are_refused),
+        TEST(test_what_the_original_lacks),
+        TEST(test_a_folder_with_either),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
