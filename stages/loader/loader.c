@@ -20,7 +20,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { IO_TRIES = 5, IO_WAIT_MS = 200, VOID_EVENTS_MAX = 20 };
+enum { IO_TRIES = 5, IO_WAIT_MS = 200, VOID_EVENTS_MAX = 20, VOID_LINES_MAX = 1000 };
 
 struct loader {
     lg_source *source;
@@ -31,7 +31,7 @@ struct loader {
     uint64_t data_hash; /* by which the run knows the data set */
     struct lg_sample_rule rule;
     lg_sample sample;
-    int void_events;
+    uint64_t void_events;
     bool latents; /* the data set holds latents: LATENT is published too */
 };
 
@@ -245,8 +245,11 @@ static int read_sample(lg_stage *st, struct loader *l, uint64_t n, uint8_t *pixe
 
 static void report_void(lg_stage *st, struct loader *l, uint64_t n)
 {
-    lg_log(LG_WARN, "sample %" PRIu64 " is void: %s", n, lg_err_message());
-    if (l->void_events++ < VOID_EVENTS_MAX) {
+    const uint64_t before = l->void_events++;
+    if (before < VOID_LINES_MAX || before % VOID_LINES_MAX == 0)
+        lg_log(LG_WARN, "sample %" PRIu64 " is void: %s%s", n, lg_err_message(),
+               before < VOID_LINES_MAX - 1 ? "" : " (from here on one in a thousand is named)");
+    if (before < VOID_EVENTS_MAX) {
         char text[400];
         snprintf(text, sizeof text, "void sample %" PRIu64 ": %s", n, lg_err_message());
         lg_bus_event(st->bus, LG_WARN, text);
