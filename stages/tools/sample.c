@@ -175,6 +175,17 @@ static int number(const char *text, const char *what, double min, double max, do
     return 0;
 }
 
+static int count(const char *text, const char *what, int min, int max, int64_t fallback, int *ret)
+{
+    double value;
+    LG_TRY(number(text, what, min, max, (double)fallback, &value));
+    *ret = (int)value;
+    if (value != *ret)
+        return LG_FAIL(LG_ERR_USAGE, "--%s %s: a whole number from %d to %d is wanted", what, text,
+                       min, max);
+    return 0;
+}
+
 /* A whole number, as sample.seed. */
 static int seed_of(const char *text, int64_t fallback, uint64_t *ret)
 {
@@ -218,7 +229,8 @@ static int open_device(const struct options *o, const lg_config *c, lg_device **
 
 static int draw(const struct options *o, const lg_config *c, const char *weights)
 {
-    double steps, guidance, columns, frames, fps;
+    double guidance, fps;
+    int columns;
     lg_clip_format format;
     lg_pictures pictures;
     struct lg_draw_spec s = {.weights_dir = weights,
@@ -236,15 +248,14 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
                                           .length = (int)text[k].length,
                                           .storage = lg_storage_of(text[k].storage)};
     LG_TRY(seed_of(o->seed, c->sample_seed, &s.seed));
-    LG_TRY(number(o->steps, "steps", 1, 1000, (double)c->sample_steps, &steps));
+    LG_TRY(count(o->steps, "steps", 1, 1000, c->sample_steps, &s.steps));
     LG_TRY(number(o->guidance, "guidance", 0, 100, c->sample_guidance, &guidance));
-    LG_TRY(number(o->columns, "columns", 0, 1000, (double)c->sample_columns, &columns));
-    LG_TRY(number(o->frames, "frames", 1, LG_FRAMES_MAX, 0, &frames));
+    LG_TRY(count(o->columns, "columns", 0, 1000, c->sample_columns, &columns));
+    LG_TRY(count(o->frames, "frames", 1, LG_FRAMES_MAX, 0, &s.frames));
     LG_TRY(number(o->fps, "fps", LG_CLIP_FPS_MIN, LG_CLIP_FPS_MAX, lg_sample_fps(c), &fps));
     LG_TRY(parse_size(o->size, &s.height, &s.width));
     LG_TRY(lg_clip_format_of(o->out, &format)); /* before all the work */
-    s.frames = (int)frames;
-    s.steps = (int)steps, s.guidance = guidance;
+    s.guidance = guidance;
     if (!s.n) {
         s.prompts = (const char *const *)c->sample_captions.v;
         s.n = c->sample_captions.n;
@@ -258,7 +269,7 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
     int rc = lg_draw(&s, &pictures);
     lg_device_close(&s.device);
     LG_TRY(rc);
-    rc = lg_pictures_save(&pictures, &(struct lg_grid_look){.columns = (int)columns, .fps = fps},
+    rc = lg_pictures_save(&pictures, &(struct lg_grid_look){.columns = columns, .fps = fps},
                           o->out);
     char what[64] = "pictures";
     if (pictures.frames > 1) snprintf(what, sizeof what, "clips of %d frames", pictures.frames);

@@ -119,6 +119,8 @@ done
 check "neighbours give different pictures" test "$(cmp -s "$T/9007199254740992.png" "$T/9007199254740993.png"; echo $?)" -eq 1
 lgsup sample "red heart" --from "$run" --seed 1.5 -o "$T/d.png"
 expect "a seed that is no whole number" 2 $?
+lgsup sample "red heart" --from "$run" --steps 2.5 -o "$T/d.png"
+expect "steps that are no whole number" 2 $?
 lgsup sample "red heart" --from "$T/nowhere" -o "$T/d.png"
 check "sample from nowhere fails and says so" sh -c "[ $? -ne 0 ] && grep -q nowhere '$out'"
 
