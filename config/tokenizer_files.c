@@ -17,8 +17,7 @@ static const struct {
 
 static bool goes_for(int kind, lg_tokenizer_kind wanted)
 {
-    return wanted == LG_TOKENIZER_KINDS || kind == (int)wanted ||
-           (wanted == LG_TOKENIZER_BPE && kind == LG_TOKENIZER_JSON);
+    return wanted == LG_TOKENIZER_KINDS || kind == (int)wanted || kind == LG_TOKENIZER_JSON;
 }
 
 static int look(const char *dir, int kind, bool *ret_found)
@@ -63,11 +62,11 @@ int lg_tokenizer_files_find(const char *dir, lg_tokenizer_kind kind, struct lg_t
             return 0;
         }
     static const char *const WANTED[] = {
-        [LG_TOKENIZER_SPIECE] = "spiece.model does not exist",
+        [LG_TOKENIZER_SPIECE] = "spiece.model, or tokenizer.json, does not exist",
         [LG_TOKENIZER_BPE] = "vocab.json with merges.txt, or tokenizer.json, does not exist",
         [LG_TOKENIZER_JSON] = "tokenizer.json does not exist",
         [LG_TOKENIZER_KINDS] =
-            "spiece.model does not exist, nor vocab.json with merges.txt or tokenizer.json"};
+            "spiece.model, or tokenizer.json, does not exist, nor vocab.json with merges.txt"};
     return LG_FAIL(LG_ERR_NOTFOUND, "%s/%s%s%s: the tokenizer belongs there", dir, WANTED[kind],
                    place[1][0] ? ", nor in " : "", place[1]);
 }

@@ -9,7 +9,7 @@
 typedef enum lg_tokenizer_kind {
     LG_TOKENIZER_SPIECE, /* spiece.model: T5's */
     LG_TOKENIZER_BPE,    /* vocab.json, merges.txt and what names the special tokens: CLIP's */
-    LG_TOKENIZER_JSON,   /* the same in tokenizer.json: goes for LG_TOKENIZER_BPE */
+    LG_TOKENIZER_JSON,   /* either of them in tokenizer.json: goes for both */
     LG_TOKENIZER_KINDS
 } lg_tokenizer_kind;
 

@@ -135,9 +135,10 @@ static int read_vocab(const char *dir, const struct lg_bpe_json *json, struct vo
     char *data = NULL;
     size_t bytes;
     int rc;
-    if (json->data) {
-        LG_TRY(lg_path(v->path, "%s", json->path));
-        rc = parse_vocab(v, json->vocab, json->vocab_bytes, json->vocab_at);
+    if (json->vocab) {
+        LG_TRY(lg_path(v->path, "%s", json->file.path));
+        rc = parse_vocab(v, json->vocab->text, json->vocab->bytes,
+                         (size_t)(json->vocab->text - json->file.data));
     } else {
         LG_TRY(lg_path(v->path, "%s/vocab.json", dir));
         LG_TRY(lg_read_file(v->path, LG_BPE_VOCAB_BYTES_MAX, &data, &bytes));
@@ -260,8 +261,8 @@ static int read_merges(const char *dir, const struct lg_bpe_json *json, const st
 {
     char path[LG_PATH_BYTES], *data;
     size_t bytes;
-    if (json->data) {
-        LG_TRY(parse_merges(v, f, json->path, json->merges, json->merges_bytes));
+    if (json->vocab) {
+        LG_TRY(parse_merges(v, f, json->file.path, json->merges, json->merges_bytes));
         return 0;
     }
     LG_TRY(lg_path(path, "%s/merges.txt", dir));

@@ -13,6 +13,7 @@
 extern "C" {
 #include "base/fs.h"
 #include "stages/io/spiece.h"
+#include "stages/io/spiece_json.h"
 #include "stages/io/tokenizer_check.h"
 }
 
@@ -31,6 +32,11 @@ int load(lg_spiece *t, const char *path)
     char *data = nullptr;
     size_t bytes = 0;
     LG_TRY(lg_read_file(path, model_bytes_max, &data, &bytes));
+    if (bytes && data[0] == '{') { /* no model begins so: there is no field 15 of type 3 */
+        std::free(data);
+        data = nullptr;
+        LG_TRY(lg_spiece_json_read(path, &data, &bytes));
+    }
     std::unique_ptr<char, decltype(&std::free)> owner(data, std::free); /* the library may throw */
     t->path = path;
     LG_TRY(lg_tokenizer_check(path, data, bytes));

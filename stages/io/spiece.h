@@ -6,7 +6,7 @@ enum { LG_SPIECE_PAD = 0, LG_SPIECE_EOS = 1 };
 
 typedef struct lg_spiece lg_spiece;
 
-/* path: the sentencepiece model. LG_ERR_CORRUPT when it does not load, LG_ERR_MISMATCH when its end and padding are not
+/* path: the sentencepiece model, or a tokenizer.json (spiece_json.h). LG_ERR_CORRUPT when it does not load, LG_ERR_MISMATCH when its end and padding are not
  * T5's (1 and 0). */
 int lg_spiece_open(const char *path, lg_spiece **ret);
 void lg_spiece_close(lg_spiece **t);

@@ -3,6 +3,7 @@
 #include "config/tokenizer_files.h"
 #include "stages/io/bpe.h"
 #include "stages/io/spiece.h"
+#include "stages/io/tokenizer_json.h"
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -23,7 +24,9 @@ static int open_any(lg_tokenizer *t, const char *path)
     }
     LG_TRY(lg_tokenizer_files_find(path, LG_TOKENIZER_KINDS, &f));
     LG_TRY(lg_tokenizer_files_path(&f, file));
-    if (f.kind == LG_TOKENIZER_SPIECE)
+    bool is_bpe = f.kind == LG_TOKENIZER_BPE;
+    if (f.kind == LG_TOKENIZER_JSON) LG_TRY(lg_tokenizer_json_is_bpe(file, &is_bpe));
+    if (!is_bpe)
         LG_TRY(lg_spiece_open(file, &t->spiece));
     else
         LG_TRY(lg_bpe_open(f.dir, &t->bpe));

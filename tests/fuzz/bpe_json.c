@@ -14,8 +14,9 @@ LG_FUZZ_TARGET(bpe_json)
     const int rc = lg_bpe_json_read(dir, &x);
     LG_ASSERT(rc == 0 || rc == LG_ERR_CORRUPT || rc == LG_ERR_MISMATCH);
     if (rc == 0) {
-        LG_ASSERT(x.vocab >= x.data && x.vocab_at == (size_t)(x.vocab - x.data));
-        LG_ASSERT(x.vocab_at + x.vocab_bytes <= bytes && x.merges_bytes <= bytes);
+        LG_ASSERT(x.vocab->text >= x.file.data);
+        LG_ASSERT((size_t)(x.vocab->text - x.file.data) + x.vocab->bytes <= bytes);
+        LG_ASSERT(x.merges_bytes <= bytes);
         LG_ASSERT(x.merges_bytes == 0 || x.merges[x.merges_bytes - 1] == '\n');
     }
     lg_bpe_json_free(&x);

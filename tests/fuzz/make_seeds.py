@@ -4,6 +4,7 @@ usage: python3 tests/fuzz/make_seeds.py        (standard library alone)
 
 Writes tests/fuzz/corpus/<target>/<name>; files with other names, found by fuzzing, stay.
 """
+import base64
 import io
 import json
 import os
@@ -323,6 +324,15 @@ put("spiece", "model-with-table", PIECES + field(2, TRAINER) + field(3, field(2,
 put("spiece", "model-self-test", PIECES + field(2, TRAINER) + field(4, field(1, field(1, b"a x") + field(2, b"a x"))))
 put("spiece", "model-bytes", PIECES + b"".join(piece(b"<0x%02X>" % i, 6) for i in range(256)) + field(2, TRAINER + field(35, 1)))
 put("spiece", "model-bpe", PIECES + field(2, TRAINER + field(3, 2)))
+
+
+def spiece_json(name, vocab, more=""):
+    put("spiece", "json-" + name, ('{"model": {"type": "Unigram", "vocab": [["<pad>", 0], ["</s>", 0], ["<unk>", 0]%s]}%s}' % (vocab, more)).encode())
+
+
+spiece_json("small", ', ["a", -1.5], ["\\u2581A", -2e0]', ', "pre_tokenizer": {"type": "Metaspace"}')
+spiece_json("table", ', ["a", 0]', ', "normalizer": {"type": "Precompiled", "precompiled_charsmap": "%s"}' % base64.b64encode(charsmap()).decode())
+spiece_json("added", ', ["a", 0], ["<extra_id_0>", 0]', ', "added_tokens": [{"content": "<extra_id_0>"}]')
 
 # ---- BPE: vocabulary (empty: a whole one), merges, special tokens, a caption ----
 

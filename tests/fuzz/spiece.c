@@ -1,4 +1,4 @@
-/* Fuzz target: a spiece.model. What opens tokenises captions to ids below the number of pieces. The
+/* Fuzz target: a spiece.model, or a tokenizer.json. What opens tokenises captions to ids below the number of pieces. The
  * input is tried as it is and as the character table of a whole model, where its offsets count. */
 #include "stages/io/charsmap.h"
 #include "stages/io/tokenizer.h"

@@ -471,7 +471,7 @@ static void test_damaged_files(void **state)
         {"[]", LG_ERR_CORRUPT, "not a JSON object"},
         {"{}", LG_ERR_MISMATCH, "not the BPE of a CLIP"},
         {"{\"model\": {\"type\": \"Unigram\", \"vocab\": [[\"a\", 0]]}}", LG_ERR_MISMATCH,
-         "spiece.model"},
+         "another kind of text encoder"},
         {"{\"model\": {\"type\": \"BPE\", \"end_of_word_suffix\": null}}", LG_ERR_MISMATCH, "</w>"},
         {"{\"model\": 3}", LG_ERR_CORRUPT, "no object"},
         {"{\"model\": {}, \"model\": {}}", LG_ERR_CORRUPT, "twice"},

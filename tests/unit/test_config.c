@@ -832,7 +832,7 @@ static void test_rules_files(void **state)
     BREAKS("t5/config.json is not a JSON object", "trainer.ranks=1");
     write_models();
     assert_int_equal(unlink(scratch_path("t5/spiece.model")), 0);
-    BREAKS("t5/spiece.model does not exist", "trainer.ranks=1");
+    BREAKS("t5/spiece.model, or tokenizer.json, does not exist", "trainer.ranks=1");
     write_models();
     assert_int_equal(unlink(scratch_path("t5/model.safetensors")), 0);
     BREAKS("t5/model.safetensors does not exist", "trainer.ranks=1");
