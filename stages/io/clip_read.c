@@ -107,6 +107,7 @@ static int deliver(void *arg, size_t packet, const struct lg_clip_planes *p)
         return 0;
     }
     LG_TRY(lg_clip_rgb(p, &d->picture));
+    LG_TRY(lg_picture_orient(&d->picture, LG_MAX(x->orientation, 1)));
     LG_TRY(d->on_frame(d->arg, d->done, end, &d->picture));
     d->done = end;
     return d->done == d->wanted->n;

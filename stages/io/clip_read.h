@@ -1,8 +1,9 @@
 /* Clips: a run of frames out of a film. MP4 and QuickTime, Matroska and WebM, GIF, animated WebP to RGB.
  *
  * What is read: the first track of pictures; H.264, H.265, VP8, VP9, AV1, MPEG-4 part 2, FFV1, GIF, WebP. The kind of a file is
- * told by its first bytes, never by its name. Sound, subtitles, and what the file says of rotation, pixel aspect, transfer
- * and primaries are ignored. Transparency is laid over white. Luma and chroma become RGB by integer arithmetic of our own
+ * told by its first bytes, never by its name. Frames are turned by quarters and mirrored as the container says (telephones store
+ * upright films lying); other angles are void. Sound, subtitles, and what the file says of pixel aspect, transfer and
+ * primaries are ignored. Transparency is laid over white. Luma and chroma become RGB by integer arithmetic of our own
  * (clip_rgb.h), each chroma sample standing for all the pixels that it covers.
  *
  * **Frames and times.** A file's frames are counted and ordered by the times of its packets, which are read from the first to
@@ -55,7 +56,7 @@ struct lg_clip_input lg_clip_memory(struct lg_clip_memory *m); /* which outlives
 bool lg_clip_is(const void *head, size_t bytes);
 
 struct lg_clip_info {
-    int width, height;    /* pixels */
+    int width, height;    /* pixels, of the turned frame */
     uint32_t frames;      /* >= 1 */
     uint32_t duration_ms; /* rounded down; 0 of one frame */
 };

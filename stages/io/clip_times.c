@@ -58,7 +58,10 @@ int lg_clip_index_close(struct lg_clip_index *x, struct lg_clip_info *ret)
             return LG_FAIL(LG_ERR_VOID, "clip has two frames at one time, %.6g s after its first",
                            (double)scaled(x, (__int128)time_of(x, i) - time_of(x, 0), 1000000) /
                                1e6);
-    *ret = (struct lg_clip_info){.width = x->width, .height = x->height, .frames = x->n_shown};
+    const bool is_turned = x->orientation >= LG_ORIENTATION_TURNED;
+    *ret = (struct lg_clip_info){.width = is_turned ? x->height : x->width,
+                                 .height = is_turned ? x->width : x->height,
+                                 .frames = x->n_shown};
     if (x->n_shown > 1) LG_TRY(find_duration(x, ret));
     return 0;
 }

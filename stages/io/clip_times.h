@@ -9,7 +9,8 @@ struct lg_clip_packet {
 };
 /* All packets of a track, in the order of the file. */
 struct lg_clip_index {
-    int width, height;
+    int width, height;          /* of frames as they are stored */
+    int orientation;            /* as in Exif (picture.h), which they are shown in; 0 as 1 */
     int64_t unit_num, unit_den; /* of times: unit_num / unit_den seconds */
     size_t n, capacity;
     struct lg_clip_packet *packet; /* (n), owned */

@@ -127,7 +127,8 @@ static void draw(struct maker *m, int i)
             for (int x = 0; x < AV_CEIL_RSHIFT(f->width, shift_x); x++) {
                 const int v = c == 3      ? 255 << (k->depth - 8)
                               : is_chroma ? 128 << (k->depth - 8)
-                                          : scaled(k, is_full, level_at(m->s, i, x));
+                                          : scaled(k, is_full,
+                                                   y < m->s->black_rows ? 0 : level_at(m->s, i, x));
                 uint8_t *at =
                     f->data[k->plane] + y * f->linesize[k->plane] + x * k->step + k->offset;
                 at[0] = (uint8_t)v;

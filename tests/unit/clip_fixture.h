@@ -13,6 +13,7 @@ struct film_spec {
     const int *at;      /* (frames): their times in 1 / rate s; NULL: one after the other */
     int key_every;      /* frames between key frames at most; 0: the encoder's habit */
     const char *muxing; /* options of the container, or NULL */
+    int black_rows;     /* at the top of each frame */
     bool has_sound;     /* an audio track beside it, PCM, of which half comes first */
 };
 struct film {

@@ -292,6 +292,67 @@ static void test_lying_containers(void **state)
         expect_void(&f, "has a frame of 64 x 48, its container says 32 x 32"););
 }
 
+/* The only frame that is asked for. */
+static int take_picture(void *arg, int first, int end, const lg_picture *p)
+{
+    lg_picture *to = arg;
+    assert_true(first == 0 && end == 1);
+    assert_int_equal(lg_picture_reserve(to, p->width, p->height), 0);
+    memcpy(to->rgb, p->rgb, 3 * (size_t)p->width * (size_t)p->height);
+    return 0;
+}
+
+/* What the matrix of a track, (a b; c d), makes of a stored point: (a x + c y, b x + d y), moved into the picture. */
+static void check_turned(struct film *f, const lg_picture *stored, const int m[4])
+{
+    struct lg_clip_memory memory = {f->data, f->bytes};
+    const struct lg_clip_input in = lg_clip_memory(&memory);
+    const struct lg_clip_choice c = {.frames = 1, .start = 0.5};
+    struct lg_clip_info info, seen;
+    lg_picture p = {0};
+    static const int at[4] = {0, 1, 3, 4};
+    for (int i = 0; i < 4; i++)
+        put32(find_box(f, "tkhd") + 40 + 4 * at[i], (uint32_t)(m[i] * 65536));
+    assert_int_equal(lg_clip_look(&in, &info), 0);
+    assert_int_equal(lg_clip_read(&in, &c, take_picture, &p, &seen), 0);
+    assert_memory_equal(&info, &seen, sizeof info);
+    assert_int_equal(info.width, m[0] ? W : H);
+    assert_int_equal(info.height, m[0] ? H : W);
+    assert_int_equal(p.width, info.width);
+    assert_int_equal(p.height, info.height);
+    for (int y = 0; y < H; y++)
+        for (int x = 0; x < W; x++) {
+            const int to_x = m[0] * x + m[2] * y + (m[0] + m[2] < 0 ? p.width - 1 : 0);
+            const int to_y = m[1] * x + m[3] * y + (m[1] + m[3] < 0 ? p.height - 1 : 0);
+            assert_memory_equal(p.rgb + 3 * (to_y * p.width + to_x), stored->rgb + 3 * (y * W + x),
+                                3);
+        }
+    lg_picture_free(&p);
+}
+
+static void test_turned(void **state)
+{
+    (void)state;
+    static const int matrices[][4] = {{1, 0, 0, 1}, {-1, 0, 0, 1}, {-1, 0, 0, -1}, {1, 0, 0, -1},
+                                      {0, 1, 1, 0}, {0, 1, -1, 0}, {0, -1, -1, 0}, {0, -1, 1, 0}};
+    struct film_spec spec = kinds[0];
+    spec.black_rows = 10;
+    struct film f = film_make(&spec);
+    struct lg_clip_memory m = {f.data, f.bytes};
+    const struct lg_clip_input in = lg_clip_memory(&m);
+    struct lg_clip_info info;
+    lg_picture stored = {0};
+    assert_int_equal(lg_clip_read(&in, &(struct lg_clip_choice){.frames = 1, .start = 0.5},
+                                  take_picture, &stored, &info),
+                     0);
+    assert_true(stored.rgb[0] < 8 && stored.rgb[3 * W * (H - 1)] > 100);
+    for (size_t i = 0; i < LG_ARRAY_LEN(matrices); i++) check_turned(&f, &stored, matrices[i]);
+    put32(find_box(&f, "tkhd") + 40, 65536);
+    expect_void(&f, "an angle that is no quarter turn");
+    lg_picture_free(&stored);
+    film_free(&f);
+}
+
 /* The frames' own header says 8200 x 8200, the container the truth; a GIF and a WebP say 16k x 16k. */
 static void test_large_frames(void **state)
 {
@@ -566,21 +627,14 @@ int main(void)
 {
     if (getenv("LG_REGENERATE")) return write_seeds();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_rates),
-        cmocka_unit_test(test_caller_fails),
-        cmocka_unit_test(test_disk_fails),
-        cmocka_unit_test(test_cut_off),
-        cmocka_unit_test(test_lying_containers),
-        cmocka_unit_test(test_large_frames),
-        cmocka_unit_test(test_ten_hours),
-        cmocka_unit_test(test_damaged_group),
-        cmocka_unit_test(test_last_frame_cut),
-        cmocka_unit_test(test_wrong_bits),
-        cmocka_unit_test(test_hidden_frame),
-        cmocka_unit_test(test_reads_in_circles),
-        cmocka_unit_test(test_other_files),
-        cmocka_unit_test(test_instruction_sets),
+        cmocka_unit_test(test_kinds),          cmocka_unit_test(test_rates),
+        cmocka_unit_test(test_caller_fails),   cmocka_unit_test(test_disk_fails),
+        cmocka_unit_test(test_cut_off),        cmocka_unit_test(test_lying_containers),
+        cmocka_unit_test(test_turned),         cmocka_unit_test(test_large_frames),
+        cmocka_unit_test(test_ten_hours),      cmocka_unit_test(test_damaged_group),
+        cmocka_unit_test(test_last_frame_cut), cmocka_unit_test(test_wrong_bits),
+        cmocka_unit_test(test_hidden_frame),   cmocka_unit_test(test_reads_in_circles),
+        cmocka_unit_test(test_other_files),    cmocka_unit_test(test_instruction_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

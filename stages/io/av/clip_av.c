@@ -8,6 +8,7 @@
  * CALL_BYTES at least; one piece of memory has LG_CLIP_READ_ALLOC_MAX bytes at most, which is why memory that libav
  * does not get makes a file void unless the machine has none. */
 #include "base/heartbeat.h"
+#include "stages/io/av/orientation.h"
 #include "stages/io/av/planes.h"
 #include "stages/io/clip_decoder.h"
 #include <libavcodec/avcodec.h>
@@ -258,6 +259,7 @@ static int add_packets(struct film *f, struct lg_clip_index *x)
     int rc;
     x->width = s->codecpar->width;
     x->height = s->codecpar->height;
+    LG_TRY(lg_av_orientation(s, &x->orientation));
     x->unit_num = s->time_base.num;
     x->unit_den = s->time_base.den;
     while ((rc = next_packet(f)) == 0) {
