@@ -21,10 +21,10 @@ typedef int (*lg_clip_on_decoded)(void *arg, size_t packet, const struct lg_clip
 struct lg_clip_decoder {
     /* Adds all packets to a zeroed index, which the caller closes and frees. */
     int (*index)(const struct lg_clip_file *f, struct lg_clip_index *ret);
-    /* Decodes from packet `first` of the index on, until on_decoded has enough or the file ends. Frames come in the order in
-     * which they are shown. */
-    int (*decode)(const struct lg_clip_file *f, size_t first, lg_clip_on_decoded on_decoded,
-                  void *arg);
+    /* Decodes these packets of the index, until on_decoded has enough or the file ends. Frames come in the order in
+     * which they are shown; those before run->strict that are not whole are left out. */
+    int (*decode)(const struct lg_clip_file *f, const struct lg_clip_run *run,
+                  lg_clip_on_decoded on_decoded, void *arg);
 };
 extern const struct lg_clip_decoder lg_clip_webp;
 /* A struct lg_clip_decoder in liblg-av.so (av.h). */

@@ -113,13 +113,26 @@ static int deliver(void *arg, size_t packet, const struct lg_clip_planes *p)
     return d->done == d->wanted->n;
 }
 
-static int decode(const struct lg_clip_decoder *d, const struct lg_clip_file *f,
-                  struct delivery *to)
+static int decode_run(const struct lg_clip_decoder *d, const struct lg_clip_file *f,
+                      const struct lg_clip_run *run, struct delivery *to)
 {
-    LG_TRY(d->decode(f, to->wanted->first, deliver, to));
+    LG_TRY(d->decode(f, run, deliver, to));
     if (to->done < to->wanted->n)
         return LG_FAIL(LG_ERR_VOID, "clip is damaged: packet %u makes no frame",
                        to->wanted->packet[to->done]);
+    return 0;
+}
+
+static int decode(const struct lg_clip_decoder *d, const struct lg_clip_file *f,
+                  struct delivery *to)
+{
+    const struct lg_clip_wanted *w = to->wanted;
+    int rc = decode_run(d, f, &w->run[0], to);
+    for (int i = 1; rc == LG_ERR_VOID && i < w->n_runs; i++) {
+        lg_err_clear();
+        rc = decode_run(d, f, &w->run[i], to); /* goes on with the frames that are not done */
+    }
+    LG_TRY(rc);
     return 0;
 }
 

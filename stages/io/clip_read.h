@@ -12,6 +12,11 @@
  * Frame j of a clip that begins at time s is, with fps, the last frame at or before s + j / fps; without, frame
  * first + stride j of the file.
  *
+ * A film may begin with a key frame before which leading pictures are shown whose references were cut off: they are not counted.
+ * H.264's key frames may be no IDR pictures (open groups): where decoding from one fails, it begins once more with an earlier one, of
+ * whose pictures before the key frame damage is forgiven; at a film's beginning, where there is none, so is that of the
+ * packets of a decoder's memory (clip_times.c).
+ *
  * **What is void** (LG_ERR_VOID, with the reason): another kind of file or codec; a packet that is cut off, and whatever the
  * decoder reports as damaged between the key frame before the clip and its last frame; frames without times, or two
  * at one time; a rate below 1 or above 1000 frames a second; frames of another size than the container says, or one out of

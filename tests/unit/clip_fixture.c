@@ -103,6 +103,8 @@ struct maker {
     AVStream *film, *sound;
     AVFrame *frame;
     AVPacket *packet;
+    int keys; /* key frames so far */
+    int64_t begin;
 };
 
 static int scaled(const AVComponentDescriptor *c, bool is_full, int level)
@@ -143,6 +145,9 @@ static void write_packets(struct maker *m)
     while (avcodec_receive_packet(m->encoder, m->packet) == 0) {
         av_packet_rescale_ts(m->packet, m->encoder->time_base, m->film->time_base);
         m->packet->stream_index = m->film->index;
+        if (m->packet->flags & AV_PKT_FLAG_KEY && ++m->keys == 2) m->begin = m->packet->pts;
+        if (m->s->is_cut && m->keys < 2) continue;
+        if (m->s->is_cut) m->packet->pts -= m->begin, m->packet->dts -= m->begin;
         must(av_interleaved_write_frame(m->file, m->packet) >= 0, "a packet");
     }
 }
@@ -210,6 +215,7 @@ static struct film make_film(const struct film_spec *s)
     m.film->avg_frame_rate = m.encoder->framerate;
     must(avcodec_parameters_from_context(m.film->codecpar, m.encoder) >= 0, "parameters");
     if (s->has_sound) add_sound(&m);
+    if (s->is_cut) m.file->avoid_negative_ts = AVFMT_AVOID_NEG_TS_DISABLED;
     must(avio_open_dyn_buf(&m.file->pb) >= 0, "memory");
     AVDictionary *muxing = NULL;
     must(av_dict_parse_string(&muxing, s->muxing ? s->muxing : "", "=", ":", 0) >= 0, "options");

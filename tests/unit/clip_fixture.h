@@ -14,7 +14,9 @@ struct film_spec {
     int key_every;      /* frames between key frames at most; 0: the encoder's habit */
     const char *muxing; /* options of the container, or NULL */
     int black_rows;     /* at the top of each frame */
-    bool has_sound;     /* an audio track beside it, PCM, of which half comes first */
+    bool
+        is_cut; /* begins with its second key frame, which has time 0, as if cut by a player's copy of packets */
+    bool has_sound; /* an audio track beside it, PCM, of which half comes first */
 };
 struct film {
     uint8_t *data; /* owned */

@@ -14,6 +14,13 @@
 
 enum { W = 64, H = 48, FRAMES = 30, RATE = 25, TAKEN_MAX = 64 };
 
+/* Open groups of pictures: behind a key frame pictures from before it are told to be forgotten. */
+#define OPEN_GROUPS "crf=4:bf=4:b_strategy=0:b-pyramid=normal:sc_threshold=0:x264-params=open-gop=1"
+#define OPEN(container)                                                                            \
+    {                                                                                              \
+        container, "libx264", OPEN_GROUPS, NULL, W, H, FRAMES, RATE, .key_every = 11               \
+    }
+
 static const struct film_spec kinds[] = {
     {"mp4", "libx264", "crf=4:preset=veryfast", NULL, W, H, FRAMES, RATE, .at = NULL},
     {"mov", "libx264", "crf=4:bf=3:x264-params=open-gop=1", NULL, W, H, FRAMES, RATE,
@@ -30,6 +37,7 @@ static const struct film_spec kinds[] = {
     {"matroska", "ffv1", NULL, "bgr0", W, H, FRAMES, RATE, .at = NULL},
     {"gif", "gif", NULL, "gray", W, H, FRAMES, RATE, .at = NULL},
     {"webp", "webp", NULL, NULL, W, H, FRAMES, RATE, .at = NULL},
+    OPEN("mp4"),
     {"mp4", "libx264", "crf=4:bf=2", NULL, W, H, FRAMES, RATE, .key_every = 7,
      .muxing = "movflags=frag_keyframe+empty_moov"},
 };
@@ -97,6 +105,51 @@ static void test_kinds(void **state)
                 if (t.number[i] != start + i)
                     fail_msg("%s in %s: frame %d of the clip at %d is %d", kinds[k].encoder,
                              kinds[k].container, i, start, t.number[i]);
+        }
+        film_free(&f);
+    }
+}
+
+#define X265 "crf=4:x265-params=log-level=none\\:scenecut=0"
+
+/* What refers to what was cut off is not there; a leading picture that does not is (the last but one, where its time is said). */
+static void test_cut_in_open_group(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *container, *encoder, *options, *muxing;
+        int key_every, first;
+    } cut[] = {{"matroska", "libx264", OPEN_GROUPS, NULL, 11, 11},
+               {"mp4", "libx264", OPEN_GROUPS, NULL, 11, 11},
+               {"mp4", "libx264", OPEN_GROUPS, "use_editlist=0", 11, 11},
+               {"matroska", "libx265", X265, NULL, 8, 8},
+               {"mp4", "libx265", X265, "use_editlist=0", 8, 8},
+               {"mp4", "libx265", X265 "\\:open-gop=0\\:keyint=8\\:min-keyint=8\\:radl=2",
+                "use_editlist=0", 8, 6},
+               {"matroska", "mpeg4", "qmin=1:qmax=2:bf=2:sc_threshold=1000000000", NULL, 8, 9}};
+    for (size_t k = 0; k < LG_ARRAY_LEN(cut); k++) {
+        const struct film_spec spec = {cut[k].container,
+                                       cut[k].encoder,
+                                       cut[k].options,
+                                       NULL,
+                                       W,
+                                       H,
+                                       FRAMES,
+                                       RATE,
+                                       .key_every = cut[k].key_every,
+                                       .muxing = cut[k].muxing,
+                                       .is_cut = true};
+        struct film f = film_make(&spec);
+        struct lg_clip_info info;
+        struct taken t;
+        READ(&f, (&(struct lg_clip_choice){.frames = 1}), &t, &info);
+        const int first = t.number[0], left = FRAMES - first;
+        assert_int_equal(first, cut[k].first);
+        assert_int_equal(info.frames, left);
+        for (int start = 0; start <= left - 4; start++) {
+            const struct lg_clip_choice c = {.frames = 4, .start = (start + 0.5) / (left - 3)};
+            READ(&f, &c, &t, &info);
+            for (int i = 0; i < 4; i++) assert_int_equal(t.number[i], first + start + i);
         }
         film_free(&f);
     }
@@ -627,14 +680,23 @@ int main(void)
 {
     if (getenv("LG_REGENERATE")) return write_seeds();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kinds),          cmocka_unit_test(test_rates),
-        cmocka_unit_test(test_caller_fails),   cmocka_unit_test(test_disk_fails),
-        cmocka_unit_test(test_cut_off),        cmocka_unit_test(test_lying_containers),
-        cmocka_unit_test(test_turned),         cmocka_unit_test(test_large_frames),
-        cmocka_unit_test(test_ten_hours),      cmocka_unit_test(test_damaged_group),
-        cmocka_unit_test(test_last_frame_cut), cmocka_unit_test(test_wrong_bits),
-        cmocka_unit_test(test_hidden_frame),   cmocka_unit_test(test_reads_in_circles),
-        cmocka_unit_test(test_other_files),    cmocka_unit_test(test_instruction_sets),
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_cut_in_open_group),
+        cmocka_unit_test(test_rates),
+        cmocka_unit_test(test_caller_fails),
+        cmocka_unit_test(test_disk_fails),
+        cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_lying_containers),
+        cmocka_unit_test(test_turned),
+        cmocka_unit_test(test_large_frames),
+        cmocka_unit_test(test_ten_hours),
+        cmocka_unit_test(test_damaged_group),
+        cmocka_unit_test(test_last_frame_cut),
+        cmocka_unit_test(test_wrong_bits),
+        cmocka_unit_test(test_hidden_frame),
+        cmocka_unit_test(test_reads_in_circles),
+        cmocka_unit_test(test_other_files),
+        cmocka_unit_test(test_instruction_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
