@@ -14,6 +14,7 @@ typedef enum lg_clip_kind {
 struct lg_clip_file {
     const struct lg_clip_input *in;
     lg_clip_kind kind;
+    int reordered; /* of the closed index, when it is decoded */
 };
 /* Frame that packet number `packet` made. An error ends the decoding and is returned; > 0: no more are needed. */
 typedef int (*lg_clip_on_decoded)(void *arg, size_t packet, const struct lg_clip_planes *frame);

@@ -146,6 +146,7 @@ int lg_clip_read(const struct lg_clip_input *in, const struct lg_clip_choice *c,
     struct delivery to = {.index = &x, .wanted = &wanted, .on_frame = on_frame, .arg = arg};
     LG_TRY(open_file(in, &f, &d));
     int rc = look(d, &f, &x, ret);
+    f.reordered = x.reordered;
     if (rc == 0) rc = lg_clip_pick(&x, ret, c, &wanted);
     if (rc == 0) rc = decode(d, &f, &to);
     lg_picture_free(&to.picture);

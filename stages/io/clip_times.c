@@ -38,6 +38,18 @@ static int find_duration(const struct lg_clip_index *x, struct lg_clip_info *ret
     return 0;
 }
 
+static int find_reordered(const struct lg_clip_index *x)
+{
+    int most = 0;
+    for (size_t i = 1; i < x->n; i++) {
+        int later = 0;
+        for (size_t j = i - LG_MIN(i, (size_t)LG_CLIP_REORDERED_MAX); j < i; j++)
+            later += x->packet[j].time > x->packet[i].time;
+        most = LG_MAX(most, later);
+    }
+    return most;
+}
+
 int lg_clip_index_close(struct lg_clip_index *x, struct lg_clip_info *ret)
 {
     LG_ASSERT(!x->shown);
@@ -61,6 +73,7 @@ int lg_clip_index_close(struct lg_clip_index *x, struct lg_clip_info *ret)
                            (double)scaled(x, (__int128)time_of(x, i) - time_of(x, 0), 1000000) /
                                1e6);
     const bool is_turned = x->orientation >= LG_ORIENTATION_TURNED;
+    x->reordered = find_reordered(x);
     *ret = (struct lg_clip_info){.width = is_turned ? x->height : x->width,
                                  .height = is_turned ? x->width : x->height,
                                  .frames = x->n_shown};

@@ -2,6 +2,8 @@
 #pragma once
 #include "stages/io/clip_read.h"
 
+enum { LG_CLIP_REORDERED_MAX = 16 }; /* frames that a decoder keeps */
+
 struct lg_clip_packet {
     int64_t time;  /* of its frame, in units of the index */
     bool is_shown; /* it makes a frame that is shown */
@@ -16,6 +18,7 @@ struct lg_clip_index {
     size_t n, capacity;
     struct lg_clip_packet *packet; /* (n), owned */
     /* made by lg_clip_index_close */
+    int reordered; /* packets that stand before one and are shown behind it, at most; up to LG_CLIP_REORDERED_MAX */
     uint32_t n_shown;
     uint32_t *shown; /* (n_shown) packets by time, owned */
 };

@@ -345,6 +345,67 @@ static void test_lying_containers(void **state)
         expect_void(&f, "has a frame of 64 x 48, its container says 32 x 32"););
 }
 
+/* Numbers of H.264 (ITU-T H.264, 9.1): as many zeros as the number has bits behind its first. */
+static int bit_at(const uint8_t *p, size_t bit)
+{
+    return p[bit / 8] >> (7 - bit % 8) & 1;
+}
+
+static size_t skip_numbers(const uint8_t *p, size_t bit, int n)
+{
+    for (int zeros; n; n--, bit += 1 + (size_t)zeros)
+        for (zeros = 0; !bit_at(p, bit); bit++) zeros++;
+    return bit;
+}
+
+/* Of the main profile's sequence parameter set (7.3.2.1.1) all is left out that a decoder can do without, and with it how many frames wait for
+ * others, which many cameras do not say. */
+static void forget_vui(struct film *f)
+{
+    uint8_t *avcc = f->data;
+    while (memcmp(avcc, "\x01\x4d", 2) != 0 || memcmp(avcc + 4, "\xff\xe1", 2) != 0) avcc++;
+    const size_t bytes = (size_t)(avcc[6] << 8 | avcc[7]);
+    uint8_t *set = avcc + 9; /* behind the type of the unit: profile, level */
+    size_t bit = skip_numbers(set, 24, 5) +
+                 1; /* id, frame numbers, kind and numbers of order, references; gaps */
+    bit = skip_numbers(set, bit, 2) + 3; /* width, height; whole frames, direct, not cropped */
+    assert_int_equal(bit_at(set, bit), 1);
+    for (size_t i = bit; i < 8 * (bytes - 1); i++) {
+        const int v = i == bit + 1; /* the unit's end */
+        set[i / 8] = (uint8_t)((set[i / 8] & ~(0x80 >> i % 8)) | v << (7 - i % 8));
+    }
+}
+
+static void test_order_unsaid(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *container, *muxing;
+    } in[] = {{"matroska", NULL}, {"mp4", "movflags=frag_keyframe+empty_moov"}};
+    for (size_t k = 0; k < LG_ARRAY_LEN(in); k++) {
+        const struct film_spec spec = {in[k].container,
+                                       "libx264",
+                                       "crf=4:bf=4:b_strategy=0:b-pyramid=normal:profile=main",
+                                       NULL,
+                                       W,
+                                       H,
+                                       FRAMES,
+                                       RATE,
+                                       .key_every = 11,
+                                       .muxing = in[k].muxing};
+        struct film f = film_make(&spec);
+        forget_vui(&f);
+        for (int start = 0; start <= FRAMES - 4; start++) {
+            const struct lg_clip_choice c = {.frames = 4, .start = (start + 0.5) / (FRAMES - 3)};
+            struct lg_clip_info info;
+            struct taken t;
+            READ(&f, &c, &t, &info);
+            for (int i = 0; i < 4; i++) assert_int_equal(t.number[i], start + i);
+        }
+        film_free(&f);
+    }
+}
+
 /* The only frame that is asked for. */
 static int take_picture(void *arg, int first, int end, const lg_picture *p)
 {
@@ -687,6 +748,7 @@ int main(void)
         cmocka_unit_test(test_disk_fails),
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_lying_containers),
+        cmocka_unit_test(test_order_unsaid),
         cmocka_unit_test(test_turned),
         cmocka_unit_test(test_large_frames),
         cmocka_unit_test(test_ten_hours),

@@ -216,6 +216,9 @@ static int open_decoder(struct film *f)
     AVCodecContext *d = f->decoder;
     int rc = avcodec_parameters_to_context(d, s->codecpar);
     if (rc < 0) return film_error(f, rc, "its codec's parameters");
+    /* H.264 may leave unsaid how many frames wait for others, and libav then shows the first ones too early. */
+    if (d->codec_id == AV_CODEC_ID_H264)
+        d->has_b_frames = LG_MAX(d->has_b_frames, f->file->reordered);
     d->thread_count = 1;
     d->flags |= AV_CODEC_FLAG_BITEXACT;
     d->idct_algo = FF_IDCT_SIMPLE;
