@@ -3,7 +3,8 @@
  * What is read: the first track of pictures; H.264, H.265, VP8, VP9, AV1, MPEG-4 part 2, FFV1, GIF, WebP. The kind of a file is
  * told by its first bytes, never by its name. Frames are turned by quarters and mirrored as the container says (telephones store
  * upright films lying); other angles are void. Sound, subtitles, and what the file says of pixel aspect, transfer and
- * primaries are ignored. Transparency is laid over white. Luma and chroma become RGB by integer arithmetic of our own
+ * primaries are ignored. Transparency is laid over white, but WebM's,
+ * a film of its own beside the frames, is not read. Luma and chroma become RGB by integer arithmetic of our own
  * (clip_rgb.h), each chroma sample standing for all the pixels that it covers.
  *
  * **Frames and times.** A file's frames are counted and ordered by the times of its packets, which are read from the first to
