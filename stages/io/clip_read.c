@@ -107,18 +107,32 @@ static int deliver(void *arg, size_t packet, const struct lg_clip_planes *p)
         return 0;
     }
     LG_TRY(lg_clip_rgb(p, &d->picture));
+    LG_TRY(lg_picture_orient(&d->picture, LG_MAX(x->orientation, 1)));
     LG_TRY(d->on_frame(d->arg, d->done, end, &d->picture));
     d->done = end;
     return d->done == d->wanted->n;
 }
 
-static int decode(const struct lg_clip_decoder *d, const struct lg_clip_file *f,
-                  struct delivery *to)
+static int decode_run(const struct lg_clip_decoder *d, const struct lg_clip_file *f,
+                      const struct lg_clip_run *run, struct delivery *to)
 {
-    LG_TRY(d->decode(f, to->wanted->first, deliver, to));
+    LG_TRY(d->decode(f, run, deliver, to));
     if (to->done < to->wanted->n)
         return LG_FAIL(LG_ERR_VOID, "clip is damaged: packet %u makes no frame",
                        to->wanted->packet[to->done]);
+    return 0;
+}
+
+static int decode(const struct lg_clip_decoder *d, const struct lg_clip_file *f,
+                  struct delivery *to)
+{
+    const struct lg_clip_wanted *w = to->wanted;
+    int rc = decode_run(d, f, &w->run[0], to);
+    for (int i = 1; rc == LG_ERR_VOID && i < w->n_runs; i++) {
+        lg_err_clear();
+        rc = decode_run(d, f, &w->run[i], to); /* goes on with the frames that are not done */
+    }
+    LG_TRY(rc);
     return 0;
 }
 
@@ -132,6 +146,7 @@ int lg_clip_read(const struct lg_clip_input *in, const struct lg_clip_choice *c,
     struct delivery to = {.index = &x, .wanted = &wanted, .on_frame = on_frame, .arg = arg};
     LG_TRY(open_file(in, &f, &d));
     int rc = look(d, &f, &x, ret);
+    f.reordered = x.reordered;
     if (rc == 0) rc = lg_clip_pick(&x, ret, c, &wanted);
     if (rc == 0) rc = decode(d, &f, &to);
     lg_picture_free(&to.picture);

@@ -1,8 +1,10 @@
 /* Clips: a run of frames out of a film. MP4 and QuickTime, Matroska and WebM, GIF, animated WebP to RGB.
  *
  * What is read: the first track of pictures; H.264, H.265, VP8, VP9, AV1, MPEG-4 part 2, FFV1, GIF, WebP. The kind of a file is
- * told by its first bytes, never by its name. Sound, subtitles, and what the file says of rotation, pixel aspect, transfer
- * and primaries are ignored. Transparency is laid over white. Luma and chroma become RGB by integer arithmetic of our own
+ * told by its first bytes, never by its name. Frames are turned by quarters and mirrored as the container says (telephones store
+ * upright films lying); other angles are void. Sound, subtitles, and what the file says of pixel aspect, transfer and
+ * primaries are ignored. Transparency is laid over white, but WebM's,
+ * a film of its own beside the frames, is not read. Luma and chroma become RGB by integer arithmetic of our own
  * (clip_rgb.h), each chroma sample standing for all the pixels that it covers.
  *
  * **Frames and times.** A file's frames are counted and ordered by the times of its packets, which are read from the first to
@@ -10,6 +12,11 @@
  * looked at. The film lasts as long as its frames would if the last one stood as long as the others do on average.
  * Frame j of a clip that begins at time s is, with fps, the last frame at or before s + j / fps; without, frame
  * first + stride j of the file.
+ *
+ * A film may begin with a key frame before which leading pictures are shown whose references were cut off: they are not counted.
+ * H.264's key frames may be no IDR pictures (open groups): where decoding from one fails, it begins once more with an earlier one, of
+ * whose pictures before the key frame damage is forgiven; at a film's beginning, where there is none, so is that of the
+ * packets of a decoder's memory (clip_times.c).
  *
  * **What is void** (LG_ERR_VOID, with the reason): another kind of file or codec; a packet that is cut off, and whatever the
  * decoder reports as damaged between the key frame before the clip and its last frame; frames without times, or two
@@ -55,7 +62,7 @@ struct lg_clip_input lg_clip_memory(struct lg_clip_memory *m); /* which outlives
 bool lg_clip_is(const void *head, size_t bytes);
 
 struct lg_clip_info {
-    int width, height;    /* pixels */
+    int width, height;    /* pixels, of the turned frame */
     uint32_t frames;      /* >= 1 */
     uint32_t duration_ms; /* rounded down; 0 of one frame */
 };

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { RUN_UP = 64 /* packets: 16 pictures that are kept, each with three that are not */ };
+
 static int64_t time_of(const struct lg_clip_index *x, uint32_t rank)
 {
     return x->packet[x->shown[rank]].time;
@@ -36,6 +38,18 @@ static int find_duration(const struct lg_clip_index *x, struct lg_clip_info *ret
     return 0;
 }
 
+static int find_reordered(const struct lg_clip_index *x)
+{
+    int most = 0;
+    for (size_t i = 1; i < x->n; i++) {
+        int later = 0;
+        for (size_t j = i - LG_MIN(i, (size_t)LG_CLIP_REORDERED_MAX); j < i; j++)
+            later += x->packet[j].time > x->packet[i].time;
+        most = LG_MAX(most, later);
+    }
+    return most;
+}
+
 int lg_clip_index_close(struct lg_clip_index *x, struct lg_clip_info *ret)
 {
     LG_ASSERT(!x->shown);
@@ -58,7 +72,11 @@ int lg_clip_index_close(struct lg_clip_index *x, struct lg_clip_info *ret)
             return LG_FAIL(LG_ERR_VOID, "clip has two frames at one time, %.6g s after its first",
                            (double)scaled(x, (__int128)time_of(x, i) - time_of(x, 0), 1000000) /
                                1e6);
-    *ret = (struct lg_clip_info){.width = x->width, .height = x->height, .frames = x->n_shown};
+    const bool is_turned = x->orientation >= LG_ORIENTATION_TURNED;
+    x->reordered = find_reordered(x);
+    *ret = (struct lg_clip_info){.width = is_turned ? x->height : x->width,
+                                 .height = is_turned ? x->width : x->height,
+                                 .frames = x->n_shown};
     if (x->n_shown > 1) LG_TRY(find_duration(x, ret));
     return 0;
 }
@@ -129,17 +147,49 @@ static size_t find_key(const struct lg_clip_index *x, uint32_t wanted)
     return 0;
 }
 
-static int check_work(const struct lg_clip_index *x, const struct lg_clip_wanted *w)
+/* Behind an open key frame a film that was begun with it may still name a picture before it, if only to forget it, which
+ * looks like damage. Then decoding begins earlier, with a key frame that is not open or far enough for all the pictures that a decoder
+ * keeps; a film that was cut has none at its beginning, where the decoder's word is not taken for damage until it has them. */
+static struct lg_clip_run find_run_up(const struct lg_clip_index *x, size_t key)
+{
+    struct lg_clip_run r = {.first = key, .strict = key};
+    while (r.first > 0 &&
+           !(x->packet[r.first].is_key && (!x->packet[r.first].is_open || key - r.first >= RUN_UP)))
+        r.first--;
+    if (!x->packet[r.first].is_open) return r;
+    while (r.strict < x->n && !(x->packet[r.strict].is_key && r.strict - r.first >= RUN_UP))
+        r.strict++;
+    return r;
+}
+
+/* Frames that are decoded from packet `first` on. */
+static int64_t frames_from(const struct lg_clip_wanted *w, size_t first)
 {
     size_t end = 0;
     for (int j = 0; j < w->n; j++) end = LG_MAX(end, (size_t)w->packet[j] + 1);
-    const int64_t frames = (int64_t)(end - w->first);
-    if (frames > LG_CLIP_READ_DECODED_MAX || frames * x->width * x->height > LG_CLIP_READ_WORK_MAX)
+    return (int64_t)(end - first);
+}
+
+static bool is_too_much(const struct lg_clip_index *x, int64_t frames)
+{
+    return frames > LG_CLIP_READ_DECODED_MAX ||
+           frames * x->width * x->height > LG_CLIP_READ_WORK_MAX;
+}
+
+static int find_runs(const struct lg_clip_index *x, struct lg_clip_wanted *w)
+{
+    const size_t key = find_key(x, w->packet[0]);
+    const int64_t frames = frames_from(w, key);
+    if (is_too_much(x, frames))
         return LG_FAIL(LG_ERR_VOID,
                        "clip asks for too much work: %lld frames of %d x %d are to be decoded from "
                        "its key frame on; the bounds are %d frames and %lld Gpixel",
                        (long long)frames, x->width, x->height, LG_CLIP_READ_DECODED_MAX,
                        (long long)(LG_CLIP_READ_WORK_MAX >> 30));
+    w->run[w->n_runs++] = (struct lg_clip_run){.first = key, .strict = key};
+    const struct lg_clip_run run_up = find_run_up(x, key);
+    if (x->packet[key].is_open && !is_too_much(x, frames_from(w, run_up.first)))
+        w->run[w->n_runs++] = run_up;
     return 0;
 }
 
@@ -159,8 +209,7 @@ int lg_clip_pick(const struct lg_clip_index *x, const struct lg_clip_info *info,
         pick_by_time(x, info, c, &w);
     else
         pick_by_number(x, c, &w);
-    w.first = find_key(x, w.packet[0]);
-    int rc = check_work(x, &w);
+    int rc = find_runs(x, &w);
     if (rc < 0) {
         free(w.packet);
         return lg_err_frame(rc, __FILE__, __LINE__, __func__);

@@ -111,11 +111,11 @@ static int decode_frames(struct webp *w, lg_clip_on_decoded on_decoded, void *ar
 }
 
 /* The bounds have been looked at when the index was closed. */
-static int decode_webp(const struct lg_clip_file *f, size_t first, lg_clip_on_decoded on_decoded,
-                       void *arg)
+static int decode_webp(const struct lg_clip_file *f, const struct lg_clip_run *run,
+                       lg_clip_on_decoded on_decoded, void *arg)
 {
     struct webp w;
-    LG_ASSERT(first == 0);
+    LG_ASSERT(run->first == 0);
     int rc = open_webp(f, &w);
     if (rc == 0) rc = decode_frames(&w, on_decoded, arg);
     close_webp(&w);

@@ -144,8 +144,8 @@ static int jpeg_rows(struct jpeg_work *w, const void *data, size_t bytes, int si
     return 0;
 }
 
-/* As orientation says: from 5 on rows are columns; the others mirror. */
-static int orient(lg_picture *pic, int orientation)
+/* From 5 on rows are columns; the others mirror. */
+int lg_picture_orient(lg_picture *pic, int orientation)
 {
     if (orientation == 1) return 0;
     const bool turned = orientation >= LG_ORIENTATION_TURNED;
@@ -277,7 +277,7 @@ int lg_picture_decode(const void *data, size_t bytes, int side_min, lg_picture *
         LG_TRY(lg_png_decode(data, bytes, pic));
     } else if (bytes >= 3 && memcmp(p, "\xff\xd8\xff", 3) == 0) {
         LG_TRY(decode_jpeg(data, bytes, side_min, pic));
-        LG_TRY(orient(pic, lg_jpeg_orientation(data, bytes)));
+        LG_TRY(lg_picture_orient(pic, lg_jpeg_orientation(data, bytes)));
     } else if (bytes >= 12 && memcmp(p, "RIFF", 4) == 0 && memcmp(p + 8, "WEBP", 4) == 0) {
         LG_TRY(decode_webp(data, bytes, pic));
     } else if (bytes == 0) {

@@ -51,6 +51,8 @@ int lg_picture_size(const void *data, size_t bytes, size_t *ret_need, struct lg_
 /* As in Exif, from 1 (as stored) to 8; from LG_ORIENTATION_TURNED on width is stored as height. 1 also for what is no JPEG. */
 enum { LG_ORIENTATION_TURNED = 5 };
 int lg_jpeg_orientation(const void *data, size_t bytes);
+/* Turns and mirrors the picture so that it is upright. */
+int lg_picture_orient(lg_picture *pic, int orientation);
 /* LG_ERR_VOID, unless sides and pixels are within the bounds. */
 int lg_picture_check_bounds(int64_t width, int64_t height);
 

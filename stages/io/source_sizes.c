@@ -18,7 +18,7 @@ struct head {
     uint64_t source, count;
     uint64_t hash; /* of the sizes and the words before */
 };
-static const char MAGIC[8] = {'l', 'g', 's', 'i', 'z', 'e', 's', '3'};
+static const char MAGIC[8] = {'l', 'g', 's', 'i', 'z', 'e', 's', '4'};
 
 /* ---- of an item ---- */
 

@@ -103,6 +103,8 @@ struct maker {
     AVStream *film, *sound;
     AVFrame *frame;
     AVPacket *packet;
+    int keys; /* key frames so far */
+    int64_t begin;
 };
 
 static int scaled(const AVComponentDescriptor *c, bool is_full, int level)
@@ -127,7 +129,8 @@ static void draw(struct maker *m, int i)
             for (int x = 0; x < AV_CEIL_RSHIFT(f->width, shift_x); x++) {
                 const int v = c == 3      ? 255 << (k->depth - 8)
                               : is_chroma ? 128 << (k->depth - 8)
-                                          : scaled(k, is_full, level_at(m->s, i, x));
+                                          : scaled(k, is_full,
+                                                   y < m->s->black_rows ? 0 : level_at(m->s, i, x));
                 uint8_t *at =
                     f->data[k->plane] + y * f->linesize[k->plane] + x * k->step + k->offset;
                 at[0] = (uint8_t)v;
@@ -142,6 +145,9 @@ static void write_packets(struct maker *m)
     while (avcodec_receive_packet(m->encoder, m->packet) == 0) {
         av_packet_rescale_ts(m->packet, m->encoder->time_base, m->film->time_base);
         m->packet->stream_index = m->film->index;
+        if (m->packet->flags & AV_PKT_FLAG_KEY && ++m->keys == 2) m->begin = m->packet->pts;
+        if (m->s->is_cut && m->keys < 2) continue;
+        if (m->s->is_cut) m->packet->pts -= m->begin, m->packet->dts -= m->begin;
         must(av_interleaved_write_frame(m->file, m->packet) >= 0, "a packet");
     }
 }
@@ -209,6 +215,7 @@ static struct film make_film(const struct film_spec *s)
     m.film->avg_frame_rate = m.encoder->framerate;
     must(avcodec_parameters_from_context(m.film->codecpar, m.encoder) >= 0, "parameters");
     if (s->has_sound) add_sound(&m);
+    if (s->is_cut) m.file->avoid_negative_ts = AVFMT_AVOID_NEG_TS_DISABLED;
     must(avio_open_dyn_buf(&m.file->pb) >= 0, "memory");
     AVDictionary *muxing = NULL;
     must(av_dict_parse_string(&muxing, s->muxing ? s->muxing : "", "=", ":", 0) >= 0, "options");

@@ -13,7 +13,10 @@ struct film_spec {
     const int *at;      /* (frames): their times in 1 / rate s; NULL: one after the other */
     int key_every;      /* frames between key frames at most; 0: the encoder's habit */
     const char *muxing; /* options of the container, or NULL */
-    bool has_sound;     /* an audio track beside it, PCM, of which half comes first */
+    int black_rows;     /* at the top of each frame */
+    bool
+        is_cut; /* begins with its second key frame, which has time 0, as if cut by a player's copy of packets */
+    bool has_sound; /* an audio track beside it, PCM, of which half comes first */
 };
 struct film {
     uint8_t *data; /* owned */

@@ -14,6 +14,13 @@
 
 enum { W = 64, H = 48, FRAMES = 30, RATE = 25, TAKEN_MAX = 64 };
 
+/* Open groups of pictures: behind a key frame pictures from before it are told to be forgotten. */
+#define OPEN_GROUPS "crf=4:bf=4:b_strategy=0:b-pyramid=normal:sc_threshold=0:x264-params=open-gop=1"
+#define OPEN(container)                                                                            \
+    {                                                                                              \
+        container, "libx264", OPEN_GROUPS, NULL, W, H, FRAMES, RATE, .key_every = 11               \
+    }
+
 static const struct film_spec kinds[] = {
     {"mp4", "libx264", "crf=4:preset=veryfast", NULL, W, H, FRAMES, RATE, .at = NULL},
     {"mov", "libx264", "crf=4:bf=3:x264-params=open-gop=1", NULL, W, H, FRAMES, RATE,
@@ -30,6 +37,7 @@ static const struct film_spec kinds[] = {
     {"matroska", "ffv1", NULL, "bgr0", W, H, FRAMES, RATE, .at = NULL},
     {"gif", "gif", NULL, "gray", W, H, FRAMES, RATE, .at = NULL},
     {"webp", "webp", NULL, NULL, W, H, FRAMES, RATE, .at = NULL},
+    OPEN("mp4"),
     {"mp4", "libx264", "crf=4:bf=2", NULL, W, H, FRAMES, RATE, .key_every = 7,
      .muxing = "movflags=frag_keyframe+empty_moov"},
 };
@@ -97,6 +105,51 @@ static void test_kinds(void **state)
                 if (t.number[i] != start + i)
                     fail_msg("%s in %s: frame %d of the clip at %d is %d", kinds[k].encoder,
                              kinds[k].container, i, start, t.number[i]);
+        }
+        film_free(&f);
+    }
+}
+
+#define X265 "crf=4:x265-params=log-level=none\\:scenecut=0"
+
+/* What refers to what was cut off is not there; a leading picture that does not is (the last but one, where its time is said). */
+static void test_cut_in_open_group(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *container, *encoder, *options, *muxing;
+        int key_every, first;
+    } cut[] = {{"matroska", "libx264", OPEN_GROUPS, NULL, 11, 11},
+               {"mp4", "libx264", OPEN_GROUPS, NULL, 11, 11},
+               {"mp4", "libx264", OPEN_GROUPS, "use_editlist=0", 11, 11},
+               {"matroska", "libx265", X265, NULL, 8, 8},
+               {"mp4", "libx265", X265, "use_editlist=0", 8, 8},
+               {"mp4", "libx265", X265 "\\:open-gop=0\\:keyint=8\\:min-keyint=8\\:radl=2",
+                "use_editlist=0", 8, 6},
+               {"matroska", "mpeg4", "qmin=1:qmax=2:bf=2:sc_threshold=1000000000", NULL, 8, 9}};
+    for (size_t k = 0; k < LG_ARRAY_LEN(cut); k++) {
+        const struct film_spec spec = {cut[k].container,
+                                       cut[k].encoder,
+                                       cut[k].options,
+                                       NULL,
+                                       W,
+                                       H,
+                                       FRAMES,
+                                       RATE,
+                                       .key_every = cut[k].key_every,
+                                       .muxing = cut[k].muxing,
+                                       .is_cut = true};
+        struct film f = film_make(&spec);
+        struct lg_clip_info info;
+        struct taken t;
+        READ(&f, (&(struct lg_clip_choice){.frames = 1}), &t, &info);
+        const int first = t.number[0], left = FRAMES - first;
+        assert_int_equal(first, cut[k].first);
+        assert_int_equal(info.frames, left);
+        for (int start = 0; start <= left - 4; start++) {
+            const struct lg_clip_choice c = {.frames = 4, .start = (start + 0.5) / (left - 3)};
+            READ(&f, &c, &t, &info);
+            for (int i = 0; i < 4; i++) assert_int_equal(t.number[i], first + start + i);
         }
         film_free(&f);
     }
@@ -290,6 +343,128 @@ static void test_lying_containers(void **state)
         expect_void(&f, "the bounds are"););
     LIE(h264, put32(find_box(&f, "avc1") + 24, 32u << 16 | 32);
         expect_void(&f, "has a frame of 64 x 48, its container says 32 x 32"););
+}
+
+/* Numbers of H.264 (ITU-T H.264, 9.1): as many zeros as the number has bits behind its first. */
+static int bit_at(const uint8_t *p, size_t bit)
+{
+    return p[bit / 8] >> (7 - bit % 8) & 1;
+}
+
+static size_t skip_numbers(const uint8_t *p, size_t bit, int n)
+{
+    for (int zeros; n; n--, bit += 1 + (size_t)zeros)
+        for (zeros = 0; !bit_at(p, bit); bit++) zeros++;
+    return bit;
+}
+
+/* Of the main profile's sequence parameter set (7.3.2.1.1) all is left out that a decoder can do without, and with it how many frames wait for
+ * others, which many cameras do not say. */
+static void forget_vui(struct film *f)
+{
+    uint8_t *avcc = f->data;
+    while (memcmp(avcc, "\x01\x4d", 2) != 0 || memcmp(avcc + 4, "\xff\xe1", 2) != 0) avcc++;
+    const size_t bytes = (size_t)(avcc[6] << 8 | avcc[7]);
+    uint8_t *set = avcc + 9; /* behind the type of the unit: profile, level */
+    size_t bit = skip_numbers(set, 24, 5) +
+                 1; /* id, frame numbers, kind and numbers of order, references; gaps */
+    bit = skip_numbers(set, bit, 2) + 3; /* width, height; whole frames, direct, not cropped */
+    assert_int_equal(bit_at(set, bit), 1);
+    for (size_t i = bit; i < 8 * (bytes - 1); i++) {
+        const int v = i == bit + 1; /* the unit's end */
+        set[i / 8] = (uint8_t)((set[i / 8] & ~(0x80 >> i % 8)) | v << (7 - i % 8));
+    }
+}
+
+static void test_order_unsaid(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *container, *muxing;
+    } in[] = {{"matroska", NULL}, {"mp4", "movflags=frag_keyframe+empty_moov"}};
+    for (size_t k = 0; k < LG_ARRAY_LEN(in); k++) {
+        const struct film_spec spec = {in[k].container,
+                                       "libx264",
+                                       "crf=4:bf=4:b_strategy=0:b-pyramid=normal:profile=main",
+                                       NULL,
+                                       W,
+                                       H,
+                                       FRAMES,
+                                       RATE,
+                                       .key_every = 11,
+                                       .muxing = in[k].muxing};
+        struct film f = film_make(&spec);
+        forget_vui(&f);
+        for (int start = 0; start <= FRAMES - 4; start++) {
+            const struct lg_clip_choice c = {.frames = 4, .start = (start + 0.5) / (FRAMES - 3)};
+            struct lg_clip_info info;
+            struct taken t;
+            READ(&f, &c, &t, &info);
+            for (int i = 0; i < 4; i++) assert_int_equal(t.number[i], start + i);
+        }
+        film_free(&f);
+    }
+}
+
+/* The only frame that is asked for. */
+static int take_picture(void *arg, int first, int end, const lg_picture *p)
+{
+    lg_picture *to = arg;
+    assert_true(first == 0 && end == 1);
+    assert_int_equal(lg_picture_reserve(to, p->width, p->height), 0);
+    memcpy(to->rgb, p->rgb, 3 * (size_t)p->width * (size_t)p->height);
+    return 0;
+}
+
+/* What the matrix of a track, (a b; c d), makes of a stored point: (a x + c y, b x + d y), moved into the picture. */
+static void check_turned(struct film *f, const lg_picture *stored, const int m[4])
+{
+    struct lg_clip_memory memory = {f->data, f->bytes};
+    const struct lg_clip_input in = lg_clip_memory(&memory);
+    const struct lg_clip_choice c = {.frames = 1, .start = 0.5};
+    struct lg_clip_info info, seen;
+    lg_picture p = {0};
+    static const int at[4] = {0, 1, 3, 4};
+    for (int i = 0; i < 4; i++)
+        put32(find_box(f, "tkhd") + 40 + 4 * at[i], (uint32_t)(m[i] * 65536));
+    assert_int_equal(lg_clip_look(&in, &info), 0);
+    assert_int_equal(lg_clip_read(&in, &c, take_picture, &p, &seen), 0);
+    assert_memory_equal(&info, &seen, sizeof info);
+    assert_int_equal(info.width, m[0] ? W : H);
+    assert_int_equal(info.height, m[0] ? H : W);
+    assert_int_equal(p.width, info.width);
+    assert_int_equal(p.height, info.height);
+    for (int y = 0; y < H; y++)
+        for (int x = 0; x < W; x++) {
+            const int to_x = m[0] * x + m[2] * y + (m[0] + m[2] < 0 ? p.width - 1 : 0);
+            const int to_y = m[1] * x + m[3] * y + (m[1] + m[3] < 0 ? p.height - 1 : 0);
+            assert_memory_equal(p.rgb + 3 * (to_y * p.width + to_x), stored->rgb + 3 * (y * W + x),
+                                3);
+        }
+    lg_picture_free(&p);
+}
+
+static void test_turned(void **state)
+{
+    (void)state;
+    static const int matrices[][4] = {{1, 0, 0, 1}, {-1, 0, 0, 1}, {-1, 0, 0, -1}, {1, 0, 0, -1},
+                                      {0, 1, 1, 0}, {0, 1, -1, 0}, {0, -1, -1, 0}, {0, -1, 1, 0}};
+    struct film_spec spec = kinds[0];
+    spec.black_rows = 10;
+    struct film f = film_make(&spec);
+    struct lg_clip_memory m = {f.data, f.bytes};
+    const struct lg_clip_input in = lg_clip_memory(&m);
+    struct lg_clip_info info;
+    lg_picture stored = {0};
+    assert_int_equal(lg_clip_read(&in, &(struct lg_clip_choice){.frames = 1, .start = 0.5},
+                                  take_picture, &stored, &info),
+                     0);
+    assert_true(stored.rgb[0] < 8 && stored.rgb[3 * W * (H - 1)] > 100);
+    for (size_t i = 0; i < LG_ARRAY_LEN(matrices); i++) check_turned(&f, &stored, matrices[i]);
+    put32(find_box(&f, "tkhd") + 40, 65536);
+    expect_void(&f, "an angle that is no quarter turn");
+    lg_picture_free(&stored);
+    film_free(&f);
 }
 
 /* The frames' own header says 8200 x 8200, the container the truth; a GIF and a WebP say 16k x 16k. */
@@ -567,11 +742,14 @@ int main(void)
     if (getenv("LG_REGENERATE")) return write_seeds();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_cut_in_open_group),
         cmocka_unit_test(test_rates),
         cmocka_unit_test(test_caller_fails),
         cmocka_unit_test(test_disk_fails),
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_lying_containers),
+        cmocka_unit_test(test_order_unsaid),
+        cmocka_unit_test(test_turned),
         cmocka_unit_test(test_large_frames),
         cmocka_unit_test(test_ten_hours),
         cmocka_unit_test(test_damaged_group),

@@ -62,7 +62,47 @@ static void test_against_definition(void **state)
             while (want + 1 < n && (time[want + 1] - time[0]) * 1000000 / den <= us) want++;
             assert_int_equal(w.packet[j], want);
         }
-        assert_int_equal(w.first, w.packet[0] / 6 * 6);
+        assert_int_equal(w.run[0].first, w.packet[0] / 6 * 6);
+        free(w.packet);
+        lg_clip_index_free(&x);
+    }
+}
+
+/* 200 packets with key frames at some: where decoding begins, and from where on each must be whole, when it is tried again. */
+static void test_open_groups(void **state)
+{
+    (void)state;
+    static const int keys[] = {0, 30, 80, 100, 150, 190}; /* closed, if at all: 0 and 100 */
+    static const struct {
+        bool is_cut; /* 0 is open */
+        int wanted, n_runs;
+        size_t first, again, strict;
+    } cases[] = {
+        {false, 10, 1, 0, 0, 0},    {false, 40, 2, 30, 0, 30},      {false, 85, 2, 80, 0, 80},
+        {false, 105, 1, 100, 0, 0}, {false, 160, 2, 150, 100, 150}, {false, 195, 2, 190, 100, 190},
+        {true, 10, 2, 0, 0, 80},    {true, 40, 2, 30, 0, 80},       {true, 85, 2, 80, 0, 80},
+    };
+    for (size_t k = 0; k < LG_ARRAY_LEN(cases); k++) {
+        struct lg_clip_index x = {.width = 16, .height = 8, .unit_num = 1, .unit_den = 25};
+        struct lg_clip_info info;
+        struct lg_clip_wanted w;
+        for (int i = 0, n = 0; i < 200; i++) {
+            const bool is_key = n < (int)LG_ARRAY_LEN(keys) && i == keys[n];
+            const bool is_closed = (i == 0 && !cases[k].is_cut) || i == 100;
+            n += is_key;
+            const struct lg_clip_packet p = {i, true, is_key, is_key && !is_closed};
+            assert_int_equal(lg_clip_index_add(&x, &p), 0);
+        }
+        assert_int_equal(lg_clip_index_close(&x, &info), 0);
+        const struct lg_clip_choice c = {.frames = 1, .start = (cases[k].wanted + 0.5) / 200};
+        assert_int_equal(lg_clip_pick(&x, &info, &c, &w), 0);
+        assert_int_equal(w.n_runs, cases[k].n_runs);
+        assert_int_equal(w.run[0].first, cases[k].first);
+        assert_int_equal(w.run[0].strict, cases[k].first);
+        if (w.n_runs > 1) {
+            assert_int_equal(w.run[1].first, cases[k].again);
+            assert_int_equal(w.run[1].strict, cases[k].strict);
+        }
         free(w.packet);
         lg_clip_index_free(&x);
     }
@@ -79,7 +119,8 @@ static void test_reordered(void **state)
     struct lg_clip_wanted w;
     for (size_t i = 0; i < LG_ARRAY_LEN(time); i++)
         assert_int_equal(
-            lg_clip_index_add(&x, &(struct lg_clip_packet){time[i], true, i == 0 || i == 7}), 0);
+            lg_clip_index_add(&x, &(struct lg_clip_packet){time[i], true, i == 0 || i == 7, false}),
+            0);
     assert_int_equal(lg_clip_index_close(&x, &info), 0);
     static const uint32_t order[] = {0, 2, 3, 1, 5, 6, 4, 8, 9, 7};
     static const size_t key[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 7};
@@ -89,7 +130,7 @@ static void test_reordered(void **state)
                          &w),
             0);
         assert_int_equal(w.packet[0], order[s]);
-        assert_int_equal(w.first, key[s]);
+        assert_int_equal(w.run[0].first, key[s]);
         free(w.packet);
     }
     lg_clip_index_free(&x);
@@ -233,6 +274,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_definition),
+        cmocka_unit_test(test_open_groups),
         cmocka_unit_test(test_reordered),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_colours),

@@ -8,6 +8,8 @@
  * CALL_BYTES at least; one piece of memory has LG_CLIP_READ_ALLOC_MAX bytes at most, which is why memory that libav
  * does not get makes a file void unless the machine has none. */
 #include "base/heartbeat.h"
+#include "stages/io/av/nal.h"
+#include "stages/io/av/orientation.h"
 #include "stages/io/av/planes.h"
 #include "stages/io/clip_decoder.h"
 #include <libavcodec/avcodec.h>
@@ -19,6 +21,7 @@
 
 enum { BUFFER_BYTES = 64 << 10, CALL_BYTES = 4096, STREAMS_MAX = 64, READS_OF_FILE = 16 };
 enum { REORDERED_MAX = 32 /* packets before the first frame */ };
+enum { LENIENT = AV_EF_CRCCHECK | AV_EF_BITSTREAM | AV_EF_BUFFER | AV_EF_CAREFUL };
 #define SPARE_BYTES (UINT64_C(64) << 20)
 
 static const enum AVCodecID codecs[] = {AV_CODEC_ID_H264, AV_CODEC_ID_HEVC, AV_CODEC_ID_VP8,
@@ -213,11 +216,13 @@ static int open_decoder(struct film *f)
     AVCodecContext *d = f->decoder;
     int rc = avcodec_parameters_to_context(d, s->codecpar);
     if (rc < 0) return film_error(f, rc, "its codec's parameters");
+    /* H.264 may leave unsaid how many frames wait for others, and libav then shows the first ones too early. */
+    if (d->codec_id == AV_CODEC_ID_H264)
+        d->has_b_frames = LG_MAX(d->has_b_frames, f->file->reordered);
     d->thread_count = 1;
     d->flags |= AV_CODEC_FLAG_BITEXACT;
     d->idct_algo = FF_IDCT_SIMPLE;
-    d->err_recognition =
-        AV_EF_CRCCHECK | AV_EF_BITSTREAM | AV_EF_BUFFER | AV_EF_CAREFUL | AV_EF_EXPLODE;
+    d->err_recognition = LENIENT | AV_EF_EXPLODE;
     d->error_concealment = 0;
     d->max_pixels = LG_CLIP_READ_PIXELS_MAX;
     rc = avcodec_open2(d, codec, NULL);
@@ -251,6 +256,16 @@ static int learn_size(struct film *f, struct lg_clip_index *x)
     return 0;
 }
 
+/* Leading pictures of a film that was cut within an open group of pictures, shown before the key frame that it begins with: they
+ * refer to what was cut off, and no player shows them. Matroska says no time that is negative. */
+static bool is_orphan(const struct film *f, const struct lg_clip_index *x, int64_t time)
+{
+    const AVCodecParameters *codec = f->demuxer->streams[f->stream]->codecpar;
+    if (!x->n) return false;
+    if (time == AV_NOPTS_VALUE) return x->n == 1 || !x->packet[x->n - 1].is_shown;
+    return time < x->packet[0].time && !lg_av_is_whole_leading(codec, f->packet);
+}
+
 static int add_packets(struct film *f, struct lg_clip_index *x)
 {
     const AVStream *s = f->demuxer->streams[f->stream];
@@ -258,6 +273,7 @@ static int add_packets(struct film *f, struct lg_clip_index *x)
     int rc;
     x->width = s->codecpar->width;
     x->height = s->codecpar->height;
+    LG_TRY(lg_av_orientation(s, &x->orientation));
     x->unit_num = s->time_base.num;
     x->unit_den = s->time_base.den;
     while ((rc = next_packet(f)) == 0) {
@@ -265,9 +281,15 @@ static int add_packets(struct film *f, struct lg_clip_index *x)
         const int64_t shown = f->packet->pts == AV_NOPTS_VALUE
                                   ? f->packet->dts
                                   : f->packet->pts; /* old AVI in Matroska */
-        const struct lg_clip_packet p = {.time = is_gif ? next : shown,
-                                         .is_shown = is_shown(f),
-                                         .is_key = f->packet->flags & AV_PKT_FLAG_KEY && !is_gif};
+        const bool is_key = f->packet->flags & AV_PKT_FLAG_KEY && !is_gif;
+        struct lg_clip_packet p = {.time = is_gif ? next : shown,
+                                   .is_shown = is_shown(f),
+                                   .is_key = is_key,
+                                   .is_open = is_key && lg_av_is_open(s->codecpar, f->packet)};
+        if (is_orphan(f, x, p.time)) {
+            p.is_shown = false;
+            if (p.time == AV_NOPTS_VALUE) p.time = x->packet[0].time - 1;
+        }
         if (p.time == AV_NOPTS_VALUE)
             return LG_FAIL(LG_ERR_VOID, "clip has no time for packet %zu", x->n);
         if (!x->width) LG_TRY(learn_size(f, x));
@@ -289,17 +311,25 @@ static int index_film(const struct lg_clip_file *file, struct lg_clip_index *ret
 
 /* ---- frames ---- */
 
+static bool is_strict(const struct film *f)
+{
+    return f->decoder->err_recognition & AV_EF_EXPLODE;
+}
+
 /* Frames that are ready; > 0: no more are needed. */
-static int take_frames(struct film *f, lg_clip_on_decoded on_decoded, void *arg)
+static int take_frames(struct film *f, size_t strict, lg_clip_on_decoded on_decoded, void *arg)
 {
     for (;;) {
         struct lg_clip_planes p;
         int rc = avcodec_receive_frame(f->decoder, f->frame);
         if (rc == AVERROR(EAGAIN) || rc == AVERROR_EOF) return 0;
+        if (rc == AVERROR_INVALIDDATA && !is_strict(f)) continue;
         if (rc < 0) return film_error(f, rc, "its frames");
         if (f->frame->flags & AV_FRAME_FLAG_CORRUPT || f->frame->decode_error_flags ||
-            f->frame->pts < 0)
+            f->frame->pts < 0) {
+            if (f->frame->pts >= 0 && (size_t)f->frame->pts < strict) continue;
             return LG_FAIL(LG_ERR_VOID, "clip is damaged in frame %lld", (long long)f->frame->pts);
+        }
         LG_TRY(lg_av_planes(f->frame, &p));
         rc = on_decoded(arg, (size_t)f->frame->pts, &p);
         av_frame_unref(f->frame);
@@ -307,29 +337,32 @@ static int take_frames(struct film *f, lg_clip_on_decoded on_decoded, void *arg)
     }
 }
 
-static int decode_packets(struct film *f, size_t first, lg_clip_on_decoded on_decoded, void *arg)
+static int decode_packets(struct film *f, const struct lg_clip_run *run,
+                          lg_clip_on_decoded on_decoded, void *arg)
 {
     int rc, ended = 0;
     while (!ended) {
         ended = next_packet(f);
         if (ended < 0) return lg_err_frame(ended, __FILE__, __LINE__, __func__);
-        if (!ended && f->n <= first) continue;
+        if (!ended && f->n <= run->first) continue;
         f->packet->pts = f->packet->dts = (int64_t)f->n - 1;
+        f->decoder->err_recognition = LENIENT | (f->n > run->strict ? AV_EF_EXPLODE : 0);
         rc = avcodec_send_packet(f->decoder, ended ? NULL : f->packet);
-        if (rc < 0) return film_error(f, rc, "its frames");
-        rc = take_frames(f, on_decoded, arg);
+        if (rc < 0 && (is_strict(f) || rc != AVERROR_INVALIDDATA))
+            return film_error(f, rc, "its frames");
+        rc = take_frames(f, run->strict, on_decoded, arg);
         if (rc) return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : rc;
     }
     return 0;
 }
 
-static int decode_film(const struct lg_clip_file *file, size_t first, lg_clip_on_decoded on_decoded,
-                       void *arg)
+static int decode_film(const struct lg_clip_file *file, const struct lg_clip_run *run,
+                       lg_clip_on_decoded on_decoded, void *arg)
 {
     struct film f;
     int rc = open_film(file, &f);
     if (rc == 0) rc = open_decoder(&f);
-    if (rc == 0) rc = decode_packets(&f, first, on_decoded, arg);
+    if (rc == 0) rc = decode_packets(&f, run, on_decoded, arg);
     close_film(&f);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     return rc;
