@@ -46,7 +46,7 @@ tests_of_file() {
     shm/memo.*) echo memo ;;
     shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
-    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards ckpt e2e:kills e2e:adapter e2e:frozen8 ;;
+    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards ckpt e2e:kills e2e:adapter e2e:frozen8 e2e:badinput ;;
     stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo batch moments e2e:published e2e:buckets e2e:sd3 ;;
     stages/sample/draw.* | stages/sample/first_frame.*) echo draw ;;
     stages/sample/decode_noise.*) echo ltx_vae ;;
@@ -89,6 +89,7 @@ tests_of_file() {
     kernels/graph/recompute.*) echo graph_recompute ;;
     kernels/graph/offload.*) echo offload ;;
     stages/io/bpe*) echo bpe ;;
+    stages/io/spiece_json.*) echo spiece_json ;;
     stages/io/caption.*) echo caption ;;
     stages/io/mixture.*) echo mixture e2e:sources ;;
     stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source clip_source samples e2e:sources ;;
