@@ -223,7 +223,8 @@ static int open_decoder(struct film *f)
     d->flags |= AV_CODEC_FLAG_BITEXACT;
     d->idct_algo = FF_IDCT_SIMPLE;
     d->err_recognition = LENIENT | AV_EF_EXPLODE;
-    d->error_concealment = 0;
+    /* H.264's decoder takes frames of several slices for damaged unless it is to conceal damage; what it conceals it says. */
+    d->error_concealment = d->codec_id == AV_CODEC_ID_H264 ? FF_EC_GUESS_MVS : 0;
     d->max_pixels = LG_CLIP_READ_PIXELS_MAX;
     rc = avcodec_open2(d, codec, NULL);
     if (rc < 0) return film_error(f, rc, "its decoder");
