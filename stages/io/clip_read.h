@@ -10,8 +10,8 @@
  * **Frames and times.** A file's frames are counted and ordered by the times of its packets, which are read from the first to
  * the last before anything is decoded. What a container claims of its length, its number of frames or its rate is not
  * looked at. The film lasts as long as its frames would if the last one stood as long as the others do on average.
- * Frame j of a clip that begins at time s is, with fps, the last frame at or before s + j / fps; without, frame
- * first + stride j of the file.
+ * A clip begins with the last frame at or before a time that is drawn. With fps its frame j is the last that begins j / fps
+ * later at most, or by what the container rounds times to (Matroska: 1 ms) behind that; without, frame first + stride j of the file.
  *
  * A film may begin with a key frame before which leading pictures are shown whose references were cut off: they are not counted.
  * H.264's key frames may be no IDR pictures (open groups): where decoding from one fails, it begins once more with an earlier one, of

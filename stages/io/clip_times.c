@@ -115,15 +115,25 @@ static uint32_t frame_at(const struct lg_clip_index *x, int64_t us, uint32_t fro
     return i;
 }
 
+/* By how much a frame may begin too late, since its container rounds times: a unit, yet never near the distance between frames. */
+static int64_t slack_us(const struct lg_clip_index *x, const struct lg_clip_info *info)
+{
+    const int64_t unit = (x->unit_num * 1000000 + x->unit_den - 1) / x->unit_den;
+    return LG_MIN(unit, (int64_t)info->duration_ms * 1000 / info->frames / 4);
+}
+
+/* The clip begins with a frame, so that at the film's own rate each comes once, whatever times are rounded to. */
 static void pick_by_time(const struct lg_clip_index *x, const struct lg_clip_info *info,
                          const struct lg_clip_choice *c, struct lg_clip_wanted *w)
 {
     const int64_t last = frame_us(c->rate.fps, c->frames - 1);
     const int64_t places = (int64_t)info->duration_ms * 1000 - last; /* >= 1: one a microsecond */
     const int64_t start = LG_MIN((int64_t)(c->start * (double)places), places - 1);
-    uint32_t at = 0;
+    uint32_t at = frame_at(x, start, 0);
+    const int64_t begin =
+        (int64_t)scaled(x, (__int128)time_of(x, at) - time_of(x, 0), 1000000) + slack_us(x, info);
     for (int j = 0; j < c->frames; j++) {
-        at = frame_at(x, start + frame_us(c->rate.fps, j), at);
+        if (j) at = frame_at(x, begin + frame_us(c->rate.fps, j), at);
         w->packet[j] = x->shown[at];
     }
 }

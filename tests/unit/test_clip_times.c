@@ -56,14 +56,46 @@ static void test_against_definition(void **state)
         const int64_t places =
             (int64_t)info.duration_ms * 1000 - (int64_t)floor((frames - 1) * 1e6 / fps);
         const int64_t first = LG_MIN((int64_t)(start * (double)places), places - 1);
+        const int64_t slack =
+            LG_MIN((1000000 + den - 1) / den, info.duration_ms * 1000LL / (int64_t)n / 4);
+        int64_t begin = first;
         for (int j = 0; j < frames; j++) {
-            const int64_t us = first + (int64_t)floor(j * 1e6 / fps);
+            const int64_t us = begin + (int64_t)floor(j * 1e6 / fps);
             size_t want = 0;
             while (want + 1 < n && (time[want + 1] - time[0]) * 1000000 / den <= us) want++;
             assert_int_equal(w.packet[j], want);
+            if (j == 0) begin = (time[want] - time[0]) * 1000000 / den + slack;
         }
         assert_int_equal(w.run[0].first, w.packet[0] / 6 * 6);
         free(w.packet);
+        lg_clip_index_free(&x);
+    }
+}
+
+/* At the film's own rate each frame comes once, wherever the clip begins, though times are rounded: to ms, to hundredths, to frames. */
+static void test_own_rate(void **state)
+{
+    (void)state;
+    enum { FILM = 201 /* a number that rounding makes none of them longer by */ };
+    static const struct {
+        double rate;
+        int64_t den;
+    } films[] = {{24, 1000}, {30, 1000}, {60, 1000}, {24000 / 1001.0, 1000},
+                 {15, 100},  {25, 25},   {30, 15360}};
+    for (size_t k = 0; k < LG_ARRAY_LEN(films); k++) {
+        struct lg_clip_index x;
+        struct lg_clip_info info;
+        struct lg_clip_wanted w;
+        int64_t time[FILM];
+        for (int i = 0; i < FILM; i++) time[i] = llround(i * (double)films[k].den / films[k].rate);
+        assert_int_equal(make(time, FILM, 10, films[k].den, &x, &info), 0);
+        for (int s = 0; s < 2000; s++) {
+            const struct lg_clip_choice c = {
+                .frames = 16, .rate = {.fps = films[k].rate}, .start = (s + 0.5) / 2000};
+            assert_int_equal(lg_clip_pick(&x, &info, &c, &w), 0);
+            for (int j = 1; j < 16; j++) assert_int_equal(w.packet[j], w.packet[0] + (uint32_t)j);
+            free(w.packet);
+        }
         lg_clip_index_free(&x);
     }
 }
@@ -274,6 +306,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_definition),
+        cmocka_unit_test(test_own_rate),
         cmocka_unit_test(test_open_groups),
         cmocka_unit_test(test_reordered),
         cmocka_unit_test(test_refused),
