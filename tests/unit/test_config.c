@@ -820,6 +820,18 @@ static void test_rules_files(void **state)
     BREAKS("--set: vae.model: /no/config.json does not exist", "vae.model=/no");
     BREAKS("--set: text.model: /no/config.json does not exist", "text.model=/no");
     BREAKS("job.name = \"a/b\"", "job.name=a/b");
+    BREAKS("hold a slash or a control character", "job.name=a\nb");
+    char longest[16 + 101] = "job.name=", too_long[16 + 4096] = "job.dir=/";
+    memset(longest + strlen(longest), 'n', 101);
+    BREAKS("or be longer than 100 bytes", longest);
+    BREAKS("job.dir is empty: name the directory of the run", "job.dir=");
+    BREAKS("has a control character in it: choose another", "job.dir=/tmp/a\nb");
+    BREAKS("has a folder called ~", "job.dir=~/run");
+    BREAKS("has a folder called ~", "job.dir=/tmp/~");
+    memset(too_long + strlen(too_long), 'd', 3796);
+    BREAKS("job.dir has 3797 bytes: expected at most 3796", too_long);
+    BREAKS("trainer.resume_from: /tmp/a?b has a control character",
+           "trainer.resume_from=/tmp/a\nb");
     BREAKS("trainer.init_from: /no does not exist", "trainer.init_from=/no");
     BREAKS("trainer.resume_from: /tmp has no manifest.json", "trainer.resume_from=/tmp");
     BREAKS("job.dir: /dev/null exists and is not a directory", "job.dir=/dev/null");
