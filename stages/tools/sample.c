@@ -1,6 +1,7 @@
 /* lg-sample: draws pictures, or clips, from a checkpoint (its EMA weights), a run's newest one, or a diffusers
  * folder. What is not said on the command line comes from the run's config.toml. */
 #include "config/sample.h"
+#include "base/inherit.h"
 #include "base/log.h"
 #include "base/printable.h"
 #include "config/config.h"
@@ -297,6 +298,7 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    lg_inherit();
     lg_log_set_role("sample");
     int rc = run(argc, argv);
     if (rc < 0) fprintf(stderr, "lg-sample: %s\n", lg_err_message());

@@ -8,6 +8,7 @@
 #include "supervisor/core/former.h"
 #include "supervisor/core/park.h"
 #include "supervisor/launch/systemd.h"
+#include "supervisor/run/signals.h"
 #include "supervisor/views/status.h"
 #include <inttypes.h>
 #include <poll.h>
@@ -32,7 +33,7 @@ static void ask_to_stop(lg_run *r, int pidfd)
     if (lg_run_runtime_load(r) == 0 && lg_control_ask(r->runtime_dir, &stop, ASK_MS, &answer) == 0)
         return;
     lg_err_clear();
-    pidfd_send_signal(pidfd, SIGHUP, NULL, 0); /* a drain however often it comes */
+    lg_signals_ask_drain(pidfd);
 }
 
 /* lgsup leaves last, after its processes and the keeper. A drain takes as long as a step and a

@@ -42,13 +42,20 @@ int lg_program_path(const char *name, char ret_path[LG_PATH_BYTES])
     return 0;
 }
 
-/* Signals back to default, except SIGPIPE, which the parent ignores and exec keeps ignored. */
+/* Signals back to default, except those that the parent ignores and exec keeps ignored: writing into a pipe or a
+ * file is then an error, no death. */
+static bool stays_ignored(int sig)
+{
+    return sig == SIGPIPE || sig == SIGXFSZ;
+}
+
 static void set_attributes(posix_spawnattr_t *attr)
 {
     sigset_t none, reset;
     sigemptyset(&none);
     sigfillset(&reset);
-    sigdelset(&reset, SIGPIPE);
+    for (int sig = 1; sig < NSIG; sig++)
+        if (stays_ignored(sig)) sigdelset(&reset, sig);
     posix_spawnattr_init(attr);
     posix_spawnattr_setsigmask(attr, &none);
     posix_spawnattr_setsigdefault(attr, &reset);
@@ -89,7 +96,7 @@ static void prepare_held(int out_fd, int pass_fd, int fault)
     sigset_t none;
     sigemptyset(&none);
     for (int sig = 1; sig < NSIG; sig++)
-        if (sig != SIGPIPE) signal(sig, SIG_DFL);
+        if (!stays_ignored(sig)) signal(sig, SIG_DFL);
     sigprocmask(SIG_SETMASK, &none, NULL);
     int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     dup2(null_fd, 0);
