@@ -51,7 +51,11 @@ static int report(const char *dir, int *ret_exit)
     struct lg_status *st = malloc(sizeof *st);
     if (!st) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the status");
     int rc = lg_status_read(dir, st);
-    if (rc == 0) {
+    if (rc == LG_ERR_NOTFOUND) { /* a first start that had come to no process yet */
+        lg_err_clear();
+        lg_print(stdout, "%s: ended before the run had begun\n", dir);
+        rc = 0;
+    } else if (rc == 0) {
         printf("%s: %s at step %llu of %llu\n", st->job, st->state, (unsigned long long)st->step,
                (unsigned long long)st->max_steps);
         if (st->cause[0]) lg_print(stdout, "cause: %s\n", st->cause);
