@@ -1,6 +1,7 @@
 /* The command line; see cli.h. commands.def lists the commands; each has a function here that takes
  * the words after its name. */
 #include "supervisor/commands/cli.h"
+#include "base/inherit.h"
 #include "supervisor/commands/check.h"
 #include "supervisor/commands/doctor.h"
 #include "supervisor/commands/export.h"
@@ -14,6 +15,7 @@
 #include "supervisor/hosts/keys.h"
 #include "supervisor/launch/role.h"
 #include "supervisor/run/child.h"
+#include "supervisor/run/signals.h"
 #include "supervisor/run/terminal.h"
 #include <errno.h>
 #include <stdio.h>
@@ -420,6 +422,12 @@ static int end_output(void)
     if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
     return LG_FAIL(errno ? lg_err_from_errno(errno) : LG_ERR_IO, "cannot write the output: %s",
                    errno ? strerror(errno) : "a part of it is missing");
+}
+
+void lg_cli_inherit(void)
+{
+    lg_inherit();
+    lg_signals_inherit();
 }
 
 int lg_cli_main(int argc, char **argv)

@@ -34,9 +34,11 @@ check "the cause is in the status" test -n "$(status_get "$run" 'select(.cause |
 expect "its memory is kept" true "$(status_get "$run" .memory_kept)"
 check "by the keeper alone" keeper_alone
 check "and lgsup says so" grep -q "memory is kept: remove the cause, then .lgsup start. goes on from step $at" "$run.out"
-timeout 120 "$LGSUP" start "$TINY" --set job.dir="$run" "${endless[@]}" --set job.seed=8 >"$T/out" 2>&1
-expect "a start with another seed is refused" 10 $?
-expect "and touches nothing" true "$(status_get "$run" .memory_kept)"
+for change in job.seed=8 job.name=other; do
+    timeout 120 "$LGSUP" start "$TINY" --set job.dir="$run" "${endless[@]}" --set $change >"$T/out" 2>&1
+    expect "a start with $change is refused" "10 1" "$? $(grep -c "${change%=*} was" "$T/out")"
+    expect "and touches nothing" true "$(status_get "$run" .memory_kept)"
+done
 timeout 120 "$LGSUP" scale vae 3 "$run" >"$T/out" 2>&1
 expect "a parked run is not scaled" 8 $?
 LG_BIN_DIR=$T/bin tiny "$run" "${endless[@]}"
