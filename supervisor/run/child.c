@@ -42,6 +42,14 @@ int lg_program_path(const char *name, char ret_path[LG_PATH_BYTES])
     return 0;
 }
 
+/* What to do where that is not in the message: EAGAIN of a fork is always a limit. */
+static const char *limit_of(int error)
+{
+    return error != EAGAIN ? ""
+                           : ": no more processes are allowed (ulimit -u, TasksMax= of the unit, "
+                             "--pids-limit of the container)";
+}
+
 /* Signals back to default, except those that the parent ignores and exec keeps ignored: writing into a pipe or a
  * file is then an error, no death. */
 static bool stays_ignored(int sig)
@@ -172,7 +180,7 @@ static int fork_held(const struct lg_spawn *s, int out_fd, struct held *h, struc
     int e = errno;
     pthread_mutex_unlock(&one);
     LG_TRY(rc);
-    if (c->pid < 0) rc = LG_FAIL(lg_err_from_errno(e), "fork: %s", strerror(e));
+    if (c->pid < 0) rc = LG_FAIL(lg_err_from_errno(e), "fork: %s%s", strerror(e), limit_of(e));
     return rc;
 }
 
@@ -207,7 +215,8 @@ static int spawn_with(const struct lg_spawn *s, int out_fd, struct lg_child *ret
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attr);
     if (bad)
-        return LG_FAIL(lg_err_from_errno(bad), "cannot start %s: %s", s->program, strerror(bad));
+        return LG_FAIL(lg_err_from_errno(bad), "cannot start %s: %s%s", s->program, strerror(bad),
+                       limit_of(bad));
     int pidfd = pidfd_open(pid, 0); /* close-on-exec by definition */
     if (pidfd < 0) {
         bad = errno;

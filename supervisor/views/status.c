@@ -250,7 +250,13 @@ int lg_status_read(const char *dir, struct lg_status *ret)
     LG_TRY(lg_path(path, "%s/board", dir));
     if (lg_board_open(path, 0, &b) == 0) {
         read_board(dir, b, ret);
+        bool over = is_final(atomic_load(&b->s->run_state));
         lg_board_close(&b);
+        if (!over && !ret->cause[0] && !strcmp(ret->state, lg_run_state_name(LG_RUN_FAILED)) &&
+            lg_board_is_held(path))
+            snprintf(ret->cause, sizeof ret->cause,
+                     "processes of the run live where they cannot be seen from here (in another "
+                     "container?): ask there");
         return 0;
     }
     snprintf(why, sizeof why, "%s", lg_err_message());
