@@ -402,12 +402,16 @@ static void override_value(lg_config *c, const lg_key *k, const char *text, cons
     bool quoted = text[0] == '"' || text[0] == '\'';
     lg_toml *t = NULL;
     bool parsed = (quoted || !textual) && lg_toml_parse_value(text, &t) == 0;
-    bool bad_list = k->type == LG_KEY_LIST && text[0] == '['; /* unless it is parsed */
-    struct lg_toml_item word = {.type = bad_list ? LG_TOML_OTHER : LG_TOML_TEXT,
-                                .text = (char *)text};
-    const struct lg_toml_item *item = parsed ? &t->items[0] : &word;
+    struct lg_toml_item word = {.type = LG_TOML_TEXT, .text = (char *)text};
     if (!parsed) lg_err_clear();
-    set_value(c, k, item, o, p);
+    if (!parsed && k->type == LG_KEY_LIST && text[0] == '[')
+        complain(
+            p, o,
+            "%s: %.60s is no list: expected one like [\"a\", 2], with its quotes (for a shell: "
+            "--set '%s=[\"a\"]')",
+            k->name, text, k->name);
+    else
+        set_value(c, k, parsed ? &t->items[0] : &word, o, p);
     lg_toml_free(&t);
 }
 

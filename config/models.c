@@ -22,6 +22,8 @@ static int read_config(const char *dir, cJSON **ret, uint64_t *ret_hash)
     char path[LG_PATH_BYTES], *data = NULL;
     size_t bytes = 0;
     LG_TRY(lg_path(path, "%s/config.json", dir));
+    if (!lg_path_exists(path) && errno == EACCES)
+        return LG_FAIL(LG_ERR_CONFIG, "cannot look at %s: %s", path, strerror(errno));
     if (!lg_path_exists(path))
         return LG_FAIL(LG_ERR_CONFIG, "%s does not exist: expected a model's folder", path);
     LG_TRY(lg_read_file(path, CONFIG_BYTES_MAX, &data, &bytes));

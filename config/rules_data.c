@@ -33,7 +33,9 @@ static void check_paths(struct lg_rules *r, const char *key, const char *name, c
             lg_broken(r, key, "%s names a path longer than %d bytes", name, LG_PATH_BYTES);
         } else {
             snprintf(part, sizeof part, "%.*s", (int)len, paths);
-            if (!matches_something(part))
+            if (!lg_path_exists(part) && errno == EACCES)
+                lg_broken(r, key, "%s: cannot look at %s: %s", name, part, strerror(errno));
+            else if (!matches_something(part))
                 lg_broken(r, key, "%s: %s does not exist: name tar shards or a folder of pictures",
                           name, part);
         }

@@ -3,5 +3,6 @@
 
 int main(int argc, char **argv)
 {
+    lg_cli_inherit();
     return lg_cli_main(argc, argv);
 }

@@ -1,6 +1,7 @@
 #include "base/log.h"
 #include "stages/loader/look.h"
 #include "stages/roles.h"
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,6 +28,8 @@ int main(int argc, char **argv)
         return lg_stage_main(argc, argv, &lg_loader_def);
     lg_log_set_level(LG_WARN);
     int rc = looks ? look(argc, argv) : lg_loader_check_ledger(argv[2]);
+    if (rc == 0 && (fflush(stdout) != 0 || ferror(stdout)))
+        rc = LG_FAIL(lg_err_from_errno(errno), "cannot write the output: %s", strerror(errno));
     if (rc < 0) fprintf(stderr, "%s: %s\n", argv[0], lg_err_message());
     return -rc;
 }

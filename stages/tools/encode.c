@@ -2,6 +2,7 @@
  * shards. `lgsup encode` and `lgsup decode` become this program. */
 #include "stages/encode/encode.h"
 #include "base/check.h"
+#include "base/inherit.h"
 #include "base/log.h"
 #include "base/printable.h"
 #include "config/models.h"
@@ -184,6 +185,7 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    lg_inherit();
     lg_log_set_role("encode");
     if (argc > 1 && !strcmp(argv[argc - 1], "--help")) return puts(usage_text) < 0;
     int rc = run(argc, argv);

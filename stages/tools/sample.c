@@ -1,6 +1,7 @@
 /* lg-sample: draws pictures, or clips, from a checkpoint (its EMA weights), a run's newest one, or a diffusers
  * folder. What is not said on the command line comes from the run's config.toml. */
 #include "config/sample.h"
+#include "base/inherit.h"
 #include "base/log.h"
 #include "base/printable.h"
 #include "config/config.h"
@@ -271,8 +272,11 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
     LG_TRY(rc);
     rc = lg_pictures_save(&pictures, &(struct lg_grid_look){.columns = columns, .fps = fps},
                           o->out);
-    char what[64] = "pictures";
-    if (pictures.frames > 1) snprintf(what, sizeof what, "clips of %d frames", pictures.frames);
+    char what[64];
+    const char *s_of_many = s.n == 1 ? "" : "s";
+    snprintf(what, sizeof what, "picture%s", s_of_many);
+    if (pictures.frames > 1)
+        snprintf(what, sizeof what, "clip%s of %d frames", s_of_many, pictures.frames);
     lg_pictures_free(&pictures);
     LG_TRY(rc);
     lg_print(stdout, "%s: %d %s from %s, seed %" PRIu64 ", %d steps, guidance %g\n", o->out, s.n,
@@ -297,6 +301,7 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    lg_inherit();
     lg_log_set_role("sample");
     int rc = run(argc, argv);
     if (rc < 0) fprintf(stderr, "lg-sample: %s\n", lg_err_message());

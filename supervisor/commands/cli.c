@@ -1,6 +1,7 @@
 /* The command line; see cli.h. commands.def lists the commands; each has a function here that takes
  * the words after its name. */
 #include "supervisor/commands/cli.h"
+#include "base/inherit.h"
 #include "supervisor/commands/check.h"
 #include "supervisor/commands/doctor.h"
 #include "supervisor/commands/export.h"
@@ -14,6 +15,7 @@
 #include "supervisor/hosts/keys.h"
 #include "supervisor/launch/role.h"
 #include "supervisor/run/child.h"
+#include "supervisor/run/signals.h"
 #include "supervisor/run/terminal.h"
 #include <errno.h>
 #include <stdio.h>
@@ -405,6 +407,29 @@ static int command_help(int argc, char **argv, int *ret_exit)
     return 0;
 }
 
+/* All that they do is to print; of the others the exit code says what they have done. */
+static bool only_prints(const struct command *c)
+{
+    return c->run == command_status || c->run == command_top || c->run == command_logs ||
+           c->run == command_check || c->run == command_verify || c->run == command_doctor ||
+           c->run == command_help || c->run == command_version;
+}
+
+/* A part of it, on a disk that is full, must not pass for the whole. */
+static int end_output(void)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
+    return LG_FAIL(errno ? lg_err_from_errno(errno) : LG_ERR_IO, "cannot write the output: %s",
+                   errno ? strerror(errno) : "a part of it is missing");
+}
+
+void lg_cli_inherit(void)
+{
+    lg_inherit();
+    lg_signals_inherit();
+}
+
 int lg_cli_main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "help";
@@ -418,6 +443,7 @@ int lg_cli_main(int argc, char **argv)
         rc = c->run(LG_MAX(argc - 2, 0), argv + LG_MIN(argc, 2), &exit_code);
     else
         rc = no_command(name);
+    if (rc == 0 && c && only_prints(c)) rc = end_output();
     if (rc < 0)
         lg_terminal_say(STDERR_FILENO, "lgsup: %s\n",
                         getenv("LG_TRACE") ? lg_err_text() : lg_err_message());

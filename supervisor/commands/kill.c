@@ -3,6 +3,7 @@
  * started again; then stages and keeper, until a look finds nobody. The memory is gone with them, and
  * the board is removed: it would speak of the dead. */
 #include "supervisor/commands/start.h"
+#include "supervisor/core/former.h"
 #include "supervisor/launch/launcher.h"
 #include "supervisor/run/processes.h"
 #include <stdio.h>
@@ -84,6 +85,7 @@ static int stop_kill(lg_run *r, struct lg_process *found)
 {
     int n;
     LG_TRY(lg_run_is_there(r->dir));
+    LG_TRY(lg_former_check_copy(r));
     LG_TRY(kill_all(r, found, &n));
     LG_TRY(remove_traces(r));
     if (n)

@@ -254,6 +254,7 @@ static int run(struct logs *l, struct lg_question *q)
         poll(NULL, 0, FOLLOW_MS);
         LG_TRY(look(l, q, false));
     }
+    if (l->args.follow) clearerr(stdout); /* whoever read it has gone, which is its end */
     return 0;
 }
 

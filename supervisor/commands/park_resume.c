@@ -5,6 +5,7 @@
  * allows: the same plan (or the start is refused, as always), the same window, shards and places. */
 #include "supervisor/commands/park_resume.h"
 #include "base/printable.h"
+#include "config/schema.h"
 #include "supervisor/commands/finish.h"
 #include "supervisor/core/park.h"
 #include "supervisor/core/supervise.h"
@@ -84,6 +85,19 @@ static int resume_here(const struct lg_park_start *p, lg_board *b, const lg_plan
     return 0;
 }
 
+/* Its checkpoints carry the name, which is a part of their lineage. */
+static int check_name(const lg_config *old_config, const lg_config *now)
+{
+    char where[LG_PATH_BYTES + 64];
+    if (!strcmp(old_config->job_name, now->job_name)) return 0;
+    lg_key_where(now, "job.name", where, sizeof where);
+    return LG_FAIL(
+        LG_ERR_MISMATCH,
+        "%sjob.name was \"%s\" when the run began, which is parked with its memory, and is "
+        "\"%s\" now: set it back, or choose another job.dir",
+        where, old_config->job_name, now->job_name);
+}
+
 /* A start that lacks a program is refused before anything is touched, as every start is. */
 static int check_programs(const lg_plan *plan)
 {
@@ -108,6 +122,7 @@ static int resume(const struct lg_park_start *p, lg_board *b, int *ret_exit, cha
     lg_plan old = r->plan, plan;
     const char *what = NULL;
     int rc = lg_config_compatible(old_config, *p->config, NULL, NULL);
+    if (rc == 0) rc = check_name(old_config, *p->config);
     if (rc == 0) rc = lg_plan_resume(*p->config, &old, &plan);
     if (rc == 0) rc = check_programs(&plan);
     if (rc == 0) what = changed(old_config, &old, *p->config, &plan);

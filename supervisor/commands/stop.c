@@ -8,6 +8,7 @@
 #include "supervisor/core/former.h"
 #include "supervisor/core/park.h"
 #include "supervisor/launch/systemd.h"
+#include "supervisor/run/signals.h"
 #include "supervisor/views/status.h"
 #include <inttypes.h>
 #include <poll.h>
@@ -32,7 +33,7 @@ static void ask_to_stop(lg_run *r, int pidfd)
     if (lg_run_runtime_load(r) == 0 && lg_control_ask(r->runtime_dir, &stop, ASK_MS, &answer) == 0)
         return;
     lg_err_clear();
-    pidfd_send_signal(pidfd, SIGHUP, NULL, 0); /* a drain however often it comes */
+    lg_signals_ask_drain(pidfd);
 }
 
 /* lgsup leaves last, after its processes and the keeper. A drain takes as long as a step and a
@@ -50,7 +51,11 @@ static int report(const char *dir, int *ret_exit)
     struct lg_status *st = malloc(sizeof *st);
     if (!st) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the status");
     int rc = lg_status_read(dir, st);
-    if (rc == 0) {
+    if (rc == LG_ERR_NOTFOUND) { /* a first start that had come to no process yet */
+        lg_err_clear();
+        lg_print(stdout, "%s: ended before the run had begun\n", dir);
+        rc = 0;
+    } else if (rc == 0) {
         printf("%s: %s at step %llu of %llu\n", st->job, st->state, (unsigned long long)st->step,
                (unsigned long long)st->max_steps);
         if (st->cause[0]) lg_print(stdout, "cause: %s\n", st->cause);

@@ -280,7 +280,7 @@ static int write_all(struct writer *w)
 static void say_what_next(const struct writer *w)
 {
     printf("%s: units of user %s\n", w->dir, value_of("USER", 4, w->value, w->n_values));
-    printf("  cp %s/%s* /etc/systemd/system/ && systemctl daemon-reload\n", w->dir, w->prefix);
+    printf("  cp '%s'/%s* /etc/systemd/system/ && systemctl daemon-reload\n", w->dir, w->prefix);
     printf("  systemctl start %ssup      # restart: training goes on; stop: checkpoint and end\n",
            w->prefix);
     printf("  systemctl enable %ssup     # at every boot\n", w->prefix);

@@ -76,7 +76,7 @@ static int check_fitting(const lg_run *r, const char *path)
 }
 
 /* It names processes of the directory that it was copied from: dead or alive, they are not ours. */
-static int check_copy(const lg_run *r, const char *path)
+static int refuse_copy(const lg_run *r, const char *path)
 {
     lg_err_clear();
     return LG_FAIL(LG_ERR_MISMATCH,
@@ -84,6 +84,17 @@ static int check_copy(const lg_run *r, const char *path)
                    "live. Remove %s and %s/runtime here to go on from the newest checkpoint in "
                    "this copy, or start the run in its own directory",
                    path, r->dir, path, r->dir);
+}
+
+int lg_former_check_copy(const lg_run *r)
+{
+    char path[LG_PATH_BYTES];
+    struct lg_board_preamble p;
+    int code;
+    LG_TRY(lg_run_path(r, path, "board"));
+    if (lg_board_look(path, &p, &code) == LG_BOARD_COPY) return refuse_copy(r, path);
+    lg_err_clear();
+    return 0;
 }
 
 int lg_former_check(const lg_run *r)
@@ -103,7 +114,7 @@ int lg_former_check(const lg_run *r)
         LG_TRY(check_fitting(r, path));
         break;
     case LG_BOARD_COPY:
-        return check_copy(r, path);
+        return refuse_copy(r, path);
     case LG_BOARD_OTHER_BUILD:
     case LG_BOARD_UNREADABLE:
         return refuse(r, code);

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { RETRY_MS_MIN = 50, RETRY_MS_MAX = 1000, RETRY_DOUBLINGS_MAX = 5 };
 
@@ -38,11 +39,19 @@ void lg_instance_nothing(lg_supervisor *s, struct lg_instance *i)
     (void)s, (void)i;
 }
 
+/* 0: there is none. */
+static int64_t bytes_of(const char *log)
+{
+    struct stat st;
+    return stat(log, &st) == 0 ? (int64_t)st.st_size : 0;
+}
+
 static int start_process(lg_supervisor *s, struct lg_instance *i)
 {
     char log[LG_PATH_BYTES];
     struct lg_launched started = {.incarnation = i->incarnation, .child = LG_CHILD_NONE};
     LG_TRY(lg_instance_log(s, i, log));
+    i->log_bytes = bytes_of(log);
     struct lg_launch l = {.run = s->run,
                           .board = s->board,
                           .role = i->role,
@@ -113,7 +122,8 @@ static void explain(lg_supervisor *s, const struct lg_instance *i, char *ret, si
         snprintf(ret, bytes, "%.*s", (int)strnlen(row->cause, sizeof row->cause), row->cause);
     else if (i->said[0])
         snprintf(ret, bytes, "%s", i->said);
-    else if (i->exit_code < LG_EXIT_SIGNAL && lg_instance_log(s, i, log) == 0)
+    else if (i->exit_code < LG_EXIT_SIGNAL && lg_instance_log(s, i, log) == 0 &&
+             (!i->log_bytes || bytes_of(log) != i->log_bytes)) /* else they are its predecessor's */
         lg_last_words(log, ret, bytes);
 }
 
@@ -160,7 +170,8 @@ static void tell_failures(lg_supervisor *s, const struct lg_instance *i)
         snprintf(s->cause + n, sizeof s->cause - (size_t)n,
                  "%.240s; look at its disk, or raise that limit", why);
     else
-        snprintf(s->cause + n, sizeof s->cause - (size_t)n, "%.40s; %.300s", how, why);
+        snprintf(s->cause + n, sizeof s->cause - (size_t)n, "%.40s%s%.300s", how, *why ? "; " : "",
+                 why);
 }
 
 /* Which rule of intensity.h is broken. */
@@ -192,8 +203,8 @@ static void park_for(lg_supervisor *s, const struct lg_instance *i, enum excess 
         snprintf(s->cause, sizeof s->cause, "%s: %.470s", name, why);
     else if (excess == TOO_MANY_DEATHS)
         snprintf(s->cause, sizeof s->cause,
-                 "%.16s died %d times without a committed step; last: %.40s; %.380s", name,
-                 s->intensity[i->role].deaths_max + 1, how, why);
+                 "%.16s died %d times without a committed step; last: %.40s%s%.380s", name,
+                 s->intensity[i->role].deaths_max + 1, how, *why ? "; " : "", why);
     else
         tell_failures(s, i);
     lg_run_raise(s, LG_RUN_EVENT_crash_loop);

@@ -139,12 +139,13 @@ static void on_signal(lg_supervisor *s)
 {
     struct signalfd_siginfo info;
     while (read(s->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
-        if (info.ssi_signo == SIGHUP)
-            lg_run_raise(s, LG_RUN_EVENT_stop);
-        else if (info.ssi_signo == SIGTERM)
+        if (info.ssi_signo == SIGHUP) {
+            if (lg_signals_asks_drain(info.ssi_code)) lg_run_raise(s, LG_RUN_EVENT_stop);
+        } else if (info.ssi_signo == SIGTERM) {
             lg_launch_ask_restart(s, lg_now_ns(), on_term);
-        else
+        } else {
             interrupt(s, lg_now_ns());
+        }
     }
 }
 

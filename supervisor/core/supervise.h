@@ -75,6 +75,7 @@ struct lg_instance {
     lg_incarnation was_standby; /* its process was a standby under this one, in a spare row; 0 */
     bool excused;               /* its next death is lgsup's own doing, or the keeper's */
     char said[LG_CAUSE_BYTES];  /* its last error event */
+    int64_t log_bytes;          /* of its log before its process began; 0: not known */
 };
 enum { LG_INSTANCE_TABLE = LG_ROLE_keeper * LG_INSTANCES_MAX };
 

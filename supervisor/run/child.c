@@ -42,13 +42,28 @@ int lg_program_path(const char *name, char ret_path[LG_PATH_BYTES])
     return 0;
 }
 
-/* Signals back to default, except SIGPIPE, which the parent ignores and exec keeps ignored. */
+/* What to do where that is not in the message: EAGAIN of a fork is always a limit. */
+static const char *limit_of(int error)
+{
+    return error != EAGAIN ? ""
+                           : ": no more processes are allowed (ulimit -u, TasksMax= of the unit, "
+                             "--pids-limit of the container)";
+}
+
+/* Signals back to default, except those that the parent ignores and exec keeps ignored: writing into a pipe or a
+ * file is then an error, no death. */
+static bool stays_ignored(int sig)
+{
+    return sig == SIGPIPE || sig == SIGXFSZ;
+}
+
 static void set_attributes(posix_spawnattr_t *attr)
 {
     sigset_t none, reset;
     sigemptyset(&none);
     sigfillset(&reset);
-    sigdelset(&reset, SIGPIPE);
+    for (int sig = 1; sig < NSIG; sig++)
+        if (stays_ignored(sig)) sigdelset(&reset, sig);
     posix_spawnattr_init(attr);
     posix_spawnattr_setsigmask(attr, &none);
     posix_spawnattr_setsigdefault(attr, &reset);
@@ -89,7 +104,7 @@ static void prepare_held(int out_fd, int pass_fd, int fault)
     sigset_t none;
     sigemptyset(&none);
     for (int sig = 1; sig < NSIG; sig++)
-        if (sig != SIGPIPE) signal(sig, SIG_DFL);
+        if (!stays_ignored(sig)) signal(sig, SIG_DFL);
     sigprocmask(SIG_SETMASK, &none, NULL);
     int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     dup2(null_fd, 0);
@@ -165,7 +180,7 @@ static int fork_held(const struct lg_spawn *s, int out_fd, struct held *h, struc
     int e = errno;
     pthread_mutex_unlock(&one);
     LG_TRY(rc);
-    if (c->pid < 0) rc = LG_FAIL(lg_err_from_errno(e), "fork: %s", strerror(e));
+    if (c->pid < 0) rc = LG_FAIL(lg_err_from_errno(e), "fork: %s%s", strerror(e), limit_of(e));
     return rc;
 }
 
@@ -200,7 +215,8 @@ static int spawn_with(const struct lg_spawn *s, int out_fd, struct lg_child *ret
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attr);
     if (bad)
-        return LG_FAIL(lg_err_from_errno(bad), "cannot start %s: %s", s->program, strerror(bad));
+        return LG_FAIL(lg_err_from_errno(bad), "cannot start %s: %s%s", s->program, strerror(bad),
+                       limit_of(bad));
     int pidfd = pidfd_open(pid, 0); /* close-on-exec by definition */
     if (pidfd < 0) {
         bad = errno;

@@ -91,10 +91,23 @@ static bool has_it_open(int pid, const char *dir)
            has_open(pid, &lock, NULL);
 }
 
+/* A copy of the directory of a run that lives: its lock names the lgsup of the original. */
+static bool is_copy(const char *dir)
+{
+    char path[LG_PATH_BYTES];
+    struct lg_board_preamble p;
+    int code;
+    if (lg_path(path, "%s/board", dir) < 0 || !lg_path_exists(path)) return false;
+    const bool copy = lg_board_look(path, &p, &code) == LG_BOARD_COPY;
+    if (code < 0) lg_err_clear();
+    return copy;
+}
+
 int lg_run_holder(const char *dir, int *ret_pid)
 {
     struct holder h;
-    if (parse_holder(dir, &h) < 0 || (!is_of_this_boot(&h) && !has_it_open(h.pid, dir))) return -1;
+    if (parse_holder(dir, &h) < 0) return -1;
+    if (!has_it_open(h.pid, dir) && (!is_of_this_boot(&h) || is_copy(dir))) return -1;
     int pidfd = pidfd_open(h.pid, 0);
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
     if (pidfd >= 0 && (lg_process_start_time(h.pid) != h.start || poll(&p, 1, 0) != 0)) {

@@ -96,7 +96,8 @@ int lg_run_make_folders(const lg_run *r)
     for (size_t i = 0; i < LG_ARRAY_LEN(folders); i++) {
         LG_TRY(lg_run_path(r, path, "%s", folders[i]));
         int rc = lg_mkdirs(path);
-        if (rc == 0 && access(path, W_OK | X_OK) < 0) rc = lg_err_from_errno(errno);
+        if (rc == 0 && access(path, W_OK | X_OK) < 0)
+            rc = LG_FAIL(lg_err_from_errno(errno), "%s: %s", path, strerror(errno));
         if (rc < 0) {
             char why[512];
             snprintf(why, sizeof why, "%s", lg_err_message());
@@ -104,7 +105,7 @@ int lg_run_make_folders(const lg_run *r)
             return LG_FAIL(rc == LG_ERR_NOSPACE ? rc : LG_ERR_IO,
                            "the run directory %s cannot be written: %s; set job.dir (or --set "
                            "job.dir=PATH) to a directory that you may write",
-                           r->dir, *why ? why : "no permission");
+                           r->dir, why);
         }
         LG_TRY(check_owner(path));
     }

@@ -55,7 +55,8 @@ void lg_run_remove_leftovers(const lg_run *r);
  * that died is waited for: its end is certain only when its pidfd says so; and so is a child of it
  * that has a copy of the lock because it is no other program yet; one that was stopped is killed. */
 int lg_run_lock(lg_run *r);
-/* Pidfd of the lgsup that is recorded in DIR/lock; -1 when it is gone. *ret_pid may be NULL. */
+/* Pidfd of the lgsup that is recorded in DIR/lock; -1 when it is gone, or has another directory, of which this one is a
+ * copy. *ret_pid may be NULL. */
 int lg_run_holder(const char *dir, int *ret_pid);
 
 /* DIR/config.toml and DIR/plan.json, for an adoption or for reading. */

@@ -227,22 +227,22 @@ static void read_job(const char *dir, struct lg_status *ret)
     free(run);
 }
 
-/* The board cannot be opened: is what was saved last all that can be known? */
-static void read_why(const char *board, struct lg_status *ret)
+/* The board cannot be opened, as `why` says: is what was saved last all that can be known? */
+static void read_why(const char *board, const char *why, struct lg_status *ret)
 {
     struct lg_board_preamble p;
     int code;
     lg_board_standing standing = lg_board_look(board, &p, &code);
-    if (standing == LG_BOARD_OTHER_BUILD || standing == LG_BOARD_UNREADABLE ||
-        standing == LG_BOARD_FITS)
-        snprintf(ret->cause, sizeof ret->cause, "%.200s; its processes may live",
-                 standing == LG_BOARD_FITS ? "the board is damaged" : lg_err_message());
+    const bool fits = standing == LG_BOARD_FITS && p.ended != LG_BOARD_ENDED;
+    if (standing == LG_BOARD_OTHER_BUILD || standing == LG_BOARD_UNREADABLE || fits)
+        snprintf(ret->cause, sizeof ret->cause, "%.400s; its processes may live",
+                 fits ? why : lg_err_message());
     lg_err_clear();
 }
 
 int lg_status_read(const char *dir, struct lg_status *ret)
 {
-    char path[LG_PATH_BYTES];
+    char path[LG_PATH_BYTES], why[512];
     lg_board *b = NULL;
     memset(ret, 0, sizeof *ret);
     LG_TRY(lg_run_is_there(dir));
@@ -250,12 +250,25 @@ int lg_status_read(const char *dir, struct lg_status *ret)
     LG_TRY(lg_path(path, "%s/board", dir));
     if (lg_board_open(path, 0, &b) == 0) {
         read_board(dir, b, ret);
+        bool over = is_final(atomic_load(&b->s->run_state));
         lg_board_close(&b);
+        if (!over && !ret->cause[0] && !strcmp(ret->state, lg_run_state_name(LG_RUN_FAILED)) &&
+            lg_board_is_held(path))
+            snprintf(ret->cause, sizeof ret->cause,
+                     "processes of the run live where they cannot be seen from here (in another "
+                     "container?): ask there");
         return 0;
     }
+    snprintf(why, sizeof why, "%s", lg_err_message());
     lg_err_clear();
-    LG_TRY(read_saved(dir, ret));
-    read_why(path, ret);
+    int rc = read_saved(dir, ret);
+    if (rc == LG_ERR_NOTFOUND)
+        return LG_FAIL(rc,
+                       "the run in %s has no status yet (no %s/status.json): it is only just "
+                       "starting, or its start has failed",
+                       dir, dir);
+    LG_TRY(rc);
+    read_why(path, why, ret);
     return 0;
 }
 

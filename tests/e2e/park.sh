@@ -30,17 +30,22 @@ run=$T/run
 park "$run" 24
 expect "crash loop: exit code" 11 $code
 expect "crash loop: state" parked "$(status_get "$run" .state)"
+check "what it said last, too" grep -q 'last: exit 1 FAILED; this program is broken' <(status_get "$run" .cause)
 check "the cause is in the status" test -n "$(status_get "$run" 'select(.cause | test("vae.* (died|failed) .* times")) | .cause')"
 expect "its memory is kept" true "$(status_get "$run" .memory_kept)"
 check "by the keeper alone" keeper_alone
 check "and lgsup says so" grep -q "memory is kept: remove the cause, then .lgsup start. goes on from step $at" "$run.out"
-timeout 120 "$LGSUP" start "$TINY" --set job.dir="$run" "${endless[@]}" --set job.seed=8 >"$T/out" 2>&1
-expect "a start with another seed is refused" 10 $?
-expect "and touches nothing" true "$(status_get "$run" .memory_kept)"
+for change in job.seed=8 job.name=other; do
+    timeout 120 "$LGSUP" start "$TINY" --set job.dir="$run" "${endless[@]}" --set $change >"$T/out" 2>&1
+    expect "a start with $change is refused" "10 1" "$? $(grep -c "${change%=*} was" "$T/out")"
+    expect "and touches nothing" true "$(status_get "$run" .memory_kept)"
+done
 timeout 120 "$LGSUP" scale vae 3 "$run" >"$T/out" 2>&1
 expect "a parked run is not scaled" 8 $?
+printf '#!/bin/sh\nexit 1\n' >"$T/bin/lg-vae"
 LG_BIN_DIR=$T/bin tiny "$run" "${endless[@]}"
 expect "the cause is still there: parked again" 11 $?
+check "what others wrote before is not what it said last" grep -q 'last: exit 1 FAILED$' <(status_get "$run" .cause)
 expect "and its memory is kept" true "$(status_get "$run" .memory_kept)"
 mend
 train "$run" --set vae.instances=3

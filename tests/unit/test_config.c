@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 // clang-format off
 #include <cmocka.h>
@@ -341,7 +342,8 @@ static void test_bad_overrides(void **state)
     lg_config *c = load("", "job.name=\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
     lg_config_free(&c);
     REFUSES_SET("sample.captions=[1.5]", "--set: sample.captions: expected a text, a whole number");
-    REFUSES_SET("sample.captions=[a, b]", "got a date, or a list of something else than texts");
+    REFUSES_SET("sample.captions=[a, b]",
+                "sample.captions: [a, b] is no list: expected one like [\"a\", 2]");
 }
 
 static void test_collects(void **state)
@@ -810,6 +812,34 @@ static void test_rules_sources(void **state)
            "data.path=", "data.source=[{path='/tmp'},{path='/no/such,/tmp'}]");
 }
 
+/* Told from a name that is wrong. */
+static void test_rules_of_closed_folders(void **state)
+{
+    (void)state;
+    static const char *const set[] = {"vae.model", "data.path"};
+    char text[LG_PATH_BYTES + 32];
+    lg_config *c[2];
+    write_models();
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof text, "%s=%s", set[i], scratch_path("closed/x"));
+        c[i] = load("", text);
+    }
+    scratch_write("closed/x/config.json", "{}");
+    assert_int_equal(chmod(scratch_path(""), 0755) + chmod(scratch_path("closed"), 0), 0);
+    const uid_t us = geteuid();
+    if (us == 0) assert_int_equal(seteuid(65534), 0);
+    int rc[2];
+    for (int i = 0; i < 2; i++) {
+        rc[i] = lg_config_check(c[i]);
+        assert_message(i == 0 ? "closed/x/config.json: Permission denied"
+                              : "closed/x: Permission denied");
+        lg_config_free(&c[i]);
+    }
+    if (us == 0) assert_int_equal(seteuid(us), 0);
+    assert_int_equal(chmod(scratch_path("closed"), 0700), 0);
+    assert_true(rc[0] == LG_ERR_CONFIG && rc[1] == LG_ERR_CONFIG);
+}
+
 static void test_rules_files(void **state)
 {
     (void)state;
@@ -820,6 +850,18 @@ static void test_rules_files(void **state)
     BREAKS("--set: vae.model: /no/config.json does not exist", "vae.model=/no");
     BREAKS("--set: text.model: /no/config.json does not exist", "text.model=/no");
     BREAKS("job.name = \"a/b\"", "job.name=a/b");
+    BREAKS("hold a slash or a control character", "job.name=a\nb");
+    char longest[16 + 101] = "job.name=", too_long[16 + 4096] = "job.dir=/";
+    memset(longest + strlen(longest), 'n', 101);
+    BREAKS("or be longer than 100 bytes", longest);
+    BREAKS("job.dir is empty: name the directory of the run", "job.dir=");
+    BREAKS("has a control character in it: choose another", "job.dir=/tmp/a\nb");
+    BREAKS("has a folder called ~", "job.dir=~/run");
+    BREAKS("has a folder called ~", "job.dir=/tmp/~");
+    memset(too_long + strlen(too_long), 'd', 3796);
+    BREAKS("job.dir has 3797 bytes: expected at most 3796", too_long);
+    BREAKS("trainer.resume_from: /tmp/a?b has a control character",
+           "trainer.resume_from=/tmp/a\nb");
     BREAKS("trainer.init_from: /no does not exist", "trainer.init_from=/no");
     BREAKS("trainer.resume_from: /tmp has no manifest.json", "trainer.resume_from=/tmp");
     BREAKS("job.dir: /dev/null exists and is not a directory", "job.dir=/dev/null");
@@ -1082,19 +1124,45 @@ static void test_encoders(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults),       TEST(test_values),         TEST(test_paths),
-        TEST(test_overrides),      TEST(test_lists),          TEST(test_round_trip),
-        TEST(test_syntax),         TEST(test_deep_nesting),   TEST(test_types_and_ranges),
-        TEST(test_unknown_names),  TEST(test_bad_overrides),  TEST(test_collects),
-        TEST(test_rules_hold),     TEST(test_rules_batch),    TEST(test_rules_hosts),
-        TEST(test_rules_clips),    TEST(test_sides),          TEST(test_rules_buckets),
-        TEST(test_rules_model),    TEST(test_rules_training), TEST(test_rules_device),
-        TEST(test_rules_captions), TEST(test_sources),        TEST(test_rules_sources),
-        TEST(test_rules_files),    TEST(test_rules_previews), TEST(test_previews_of_clips),
-        TEST(test_rules_memory),   TEST(test_rules_restarts), TEST(test_rules_histograms),
-        TEST(test_rules_clip),     TEST(test_encoders),       TEST(test_rules_collect),
-        TEST(test_compatible),     TEST(test_denoisers),      TEST(test_document),
-        TEST(test_exit_codes),     TEST(test_examples),
+        TEST(test_defaults),
+        TEST(test_values),
+        TEST(test_paths),
+        TEST(test_overrides),
+        TEST(test_lists),
+        TEST(test_round_trip),
+        TEST(test_syntax),
+        TEST(test_deep_nesting),
+        TEST(test_types_and_ranges),
+        TEST(test_unknown_names),
+        TEST(test_bad_overrides),
+        TEST(test_collects),
+        TEST(test_rules_hold),
+        TEST(test_rules_batch),
+        TEST(test_rules_hosts),
+        TEST(test_rules_clips),
+        TEST(test_sides),
+        TEST(test_rules_buckets),
+        TEST(test_rules_model),
+        TEST(test_rules_training),
+        TEST(test_rules_device),
+        TEST(test_rules_captions),
+        TEST(test_sources),
+        TEST(test_rules_sources),
+        TEST(test_rules_of_closed_folders),
+        TEST(test_rules_files),
+        TEST(test_rules_previews),
+        TEST(test_previews_of_clips),
+        TEST(test_rules_memory),
+        TEST(test_rules_restarts),
+        TEST(test_rules_histograms),
+        TEST(test_rules_clip),
+        TEST(test_encoders),
+        TEST(test_rules_collect),
+        TEST(test_compatible),
+        TEST(test_denoisers),
+        TEST(test_document),
+        TEST(test_exit_codes),
+        TEST(test_examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

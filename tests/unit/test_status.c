@@ -89,6 +89,21 @@ static void test_processes(void **state)
     command_also("\"wanted\":\t{");
 }
 
+/* As of a run in another container, whose pids mean nothing here. */
+static void test_run_that_cannot_be_seen(void **state)
+{
+    (void)state;
+    atomic_store(&g_board->s->run_state, LG_RUN_RUNNING);
+    EXPECT(0, "state       failed\n", "status", g_dir);
+    command_never("cause");
+    lg_board_hold(g_board->fd);
+    EXPECT(0, "cause       processes of the run live where they cannot be seen from here", "status",
+           g_dir);
+    atomic_store(&g_board->s->run_state, LG_RUN_FAILED);
+    EXPECT(0, "state       failed\n", "status", g_dir);
+    command_never("cause");
+}
+
 static void test_figures(void **state)
 {
     (void)state;
@@ -223,8 +238,10 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_processes),     TEST(test_figures),      TEST(test_states),
-        TEST(test_parked_memory), TEST(test_saved_status), TEST(test_damaged_config),
+        TEST(test_processes),      TEST(test_figures),
+        TEST(test_states),         TEST(test_run_that_cannot_be_seen),
+        TEST(test_parked_memory),  TEST(test_saved_status),
+        TEST(test_damaged_config),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

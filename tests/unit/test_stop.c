@@ -105,6 +105,56 @@ static void test_stop_of_nothing(void **state)
     command_also("`lgsup stop --kill ");
 }
 
+/* It asks what the run has not come to yet. */
+static void test_stop_of_a_start(void **state)
+{
+    (void)state;
+    unlink(scratch_path("run/board"));
+    EXPECT(8, "has no status yet", "status", g_dir);
+    start_other(LG_RUN_STOPPED);
+    EXPECT(0, "run: ended before the run had begun\n", "stop", g_dir);
+    assert_int_equal(waitpid(g_other, NULL, 0), g_other);
+    g_other = 0;
+}
+
+/* Its lock and its sockets' directory are those of the original, which lives and goes on. */
+static void test_stop_of_a_copy(void **state)
+{
+    (void)state;
+    char copy[LG_PATH_BYTES], command[3 * LG_PATH_BYTES];
+    start_other(LG_RUN_STOPPED);
+    snprintf(copy, sizeof copy, "%s", scratch_path("copy"));
+    snprintf(command, sizeof command, "cp -a %s %s", g_dir, copy);
+    assert_int_equal(system(command), 0);
+    EXPECT(8, "no lgsup is in charge", "scale", "vae", "2", copy);
+    EXPECT(10, "board is a copy", "stop", "--kill", copy);
+    EXPECT(10, "board is a copy", "stop", copy);
+    assert_int_equal(waitpid(g_other, NULL, WNOHANG), 0);
+}
+
+static void as_another_user(void)
+{
+    if (geteuid() == 0) assert_int_equal(seteuid(65534), 0);
+}
+
+/* That a board may not be opened is no damage. */
+static void test_status_of_another_users_board(void **state)
+{
+    (void)state;
+    scratch_write("run/status.json", "{\"state\": \"done\"}");
+    assert_int_equal(chmod(scratch_path("run/board"), 0444), 0);
+    assert_int_equal(chmod(g_dir, 0755) + chmod(scratch_path("run/config.toml"), 0644) +
+                         chmod(scratch_path("run/status.json"), 0644) +
+                         chmod(scratch_path(""), 0755),
+                     0);
+    g_command_before = as_another_user;
+    EXPECT(0, "run/board: Permission denied; its processes may live", "status", g_dir);
+    g_board->s->preamble.ended = LG_BOARD_ENDED;
+    EXPECT(0, "state       done", "status", g_dir);
+    command_never("cause");
+    g_command_before = NULL;
+}
+
 /* Memory that was kept for a start is let go, and the run is stopped then. */
 static void test_stop_of_a_parked_run(void **state)
 {
@@ -243,6 +293,9 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_stop_tells_how_it_ended), TEST(test_stop_of_nothing),
+        TEST(test_stop_tells_how_it_ended), TEST(test_stop_of_a_start),
+        TEST(test_stop_tells_how_it_ended), TEST(test_stop_of_a_copy),
+        TEST(test_stop_tells_how_it_ended), TEST(test_status_of_another_users_board),
         TEST(test_stop_of_a_parked_run),    TEST(test_another_plan),
         TEST(test_another_owner),           TEST(test_start_while_another_runs),
         TEST(test_directory_of_others),     TEST(test_few_open_files),

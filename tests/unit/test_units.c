@@ -76,6 +76,8 @@ static void test_units_are_written(void **state)
     (void)state;
     char unit[LG_PATH_BYTES], line[2 * LG_PATH_BYTES];
     write_units(scratch_path("units"));
+    assert_output(
+        "/units'/job* /etc/systemd/system/ && "); /* for a shell, whatever is in the path */
     snprintf(unit, sizeof unit, "%s", scratch_path("units/jobsup.service"));
     assert_has(unit, "Type=notify\n");
     assert_has(unit, "WatchdogSec=");
@@ -114,7 +116,7 @@ static void test_units_that_cannot_be(void **state)
     const char *units = scratch_path("units");
     assert_non_null(getcwd(cwd, sizeof cwd));
     assert_exit(RUN("units", g_file, "--dir", units, "--set", "job.dir=two\nlines"), 3);
-    assert_output("has a control character: it cannot stand in a unit file");
+    assert_output("has a control character in it");
     assert_false(lg_path_exists("two\nlines"));
     snprintf(quoted, sizeof quoted, "%s", scratch_path("a \"folder\""));
     assert_int_equal(mkdir(quoted, 0700), 0);
