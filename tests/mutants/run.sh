@@ -136,13 +136,15 @@ tests_of_file() {
     base/json* | stages/io/safetensors_header.*) echo json safetensors ;;
     base/beneath.* | stages/io/source*) echo source sizes ;;
     base/pieces.*) echo pieces params ;;
+    base/inherit.*) echo e2e:places ;;
     stages/ema/*) echo host_average e2e:offload_ema ;;
     base/printable.* | base/log.*) echo printable ;;
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
     supervisor/run/run.* | supervisor/run/resume.*) echo run faults e2e:hosts_files ;;
     supervisor/run/child.*) echo run faults ;;
     supervisor/launch/fork.*) echo supervise_orders supervise_adopt e2e:unjoined e2e:swap ;;
-    supervisor/run/lock.*) echo run e2e:unjoined ;;
+    supervisor/run/lock.*) echo run stop e2e:unjoined ;;
+    supervisor/run/signals.*) echo e2e:places ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
     supervisor/core/former.*) echo former ;;
     supervisor/core/watch.*) echo watch sim_supervisor supervise supervise_deaths supervise_adopt e2e:hangs ;;
