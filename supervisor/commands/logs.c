@@ -55,6 +55,7 @@ struct logs {
     struct files of[LG_PLACES_MAX]; /* by machine; this one's are of[own] */
     int own;                        /* 0 with one host */
     bool silent[LG_PLACES_MAX];     /* was said */
+    bool unread;                    /* whoever read the output has gone */
 };
 
 static bool has_stamp(const char *text, size_t bytes)
@@ -123,7 +124,7 @@ static void read_own(struct logs *l, struct texts *t)
 }
 
 /* By time; of several hosts each line says from which it is. */
-static void show(const struct logs *l, struct texts *t)
+static void show(struct logs *l, struct texts *t)
 {
     struct lines all = {0};
     for (size_t i = 0; i < t->n; i++) cut_lines(&t->v[i], &all);
@@ -139,7 +140,8 @@ static void show(const struct logs *l, struct texts *t)
         lg_print_text(stdout, all.v[i].text, bytes, LG_NEWLINES_ESCAPED);
         putchar('\n');
     }
-    fflush(stdout);
+    errno = 0;
+    l->unread = fflush(stdout) != 0 && errno == EPIPE;
     for (size_t i = 0; i < t->n; i++) free(t->v[i].bytes);
     free(t->v);
     free(all.v);
@@ -254,7 +256,7 @@ static int run(struct logs *l, struct lg_question *q)
         poll(NULL, 0, FOLLOW_MS);
         LG_TRY(look(l, q, false));
     }
-    if (l->args.follow) clearerr(stdout); /* whoever read it has gone, which is its end */
+    if (l->args.follow && l->unread) clearerr(stdout); /* which is its end */
     return 0;
 }
 

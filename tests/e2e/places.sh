@@ -39,7 +39,7 @@ expect "ulimit -f: no memory for a checkpoint" "11 1" "$? $(grep -c '^error: par
 timeout 120 "$LGSUP" stop "$T/limit" >"$T/out" 2>&1
 
 # ---- output that nobody can write ----
-for words in "status --json $T/chld" "logs $T/chld" "verify $T/chld" "check $TINY" "data $TINY"; do
+for words in "status --json $T/chld" "logs $T/chld" "logs -f $T/chld" "verify $T/chld" "check $TINY" "data $TINY"; do
     timeout 120 "$LGSUP" $words >/dev/full 2>"$T/out"
     code=$?
     check "a full disk under the output of ${words%% *}" test $code -eq 6 -o $code -eq 4
