@@ -418,6 +418,7 @@ static bool only_prints(const struct command *c)
 /* A part of it, on a disk that is full, must not pass for the whole. */
 static int end_output(void)
 {
+    lg_terminal_finish(); /* what was said on stderr comes first */
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
     return LG_FAIL(errno ? lg_err_from_errno(errno) : LG_ERR_IO, "cannot write the output: %s",
