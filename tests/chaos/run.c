@@ -5,6 +5,7 @@
  * is measured here is as exact as that. A fault falls when the run has got over the last one (a
  * commit, the replacement ready), a random moment later; one in eight falls on top of the last. */
 #include "base/clock.h"
+#include "base/fs.h"
 #include "tests/chaos/chaos.h"
 #include <fcntl.h>
 #include <glob.h>
@@ -30,6 +31,8 @@ enum {
     EARLY_MS_MAX = 100, /* the first fault comes so long after the start at most */
     BOARD_LOOK_MS = 20,
     LEAVE_MS_MAX = 15000,
+    TAIL_LINES = 12,
+    LOG_BYTES_MAX = 64 << 20,
     HANG_S = 2, /* supervisor.hang_s; in one run of three: */
     HANG_S_LONG = 5
 };
@@ -169,6 +172,27 @@ static void end_processes(struct chaos_run *r)
     for (int i = 0; i < 1000 && children(SIGKILL, NULL, 0); i++) usleep(2000);
 }
 
+/* The last lines of a log, which is gone with the run. */
+static void print_tail(const char *dir, const char *name)
+{
+    char path[LG_PATH_BYTES], *text = NULL;
+    size_t bytes = 0;
+    if (lg_path(path, "%s/logs/%s.log", dir, name) < 0 ||
+        lg_read_file(path, LOG_BYTES_MAX, &text, &bytes) < 0) {
+        lg_err_clear();
+        return;
+    }
+    size_t from = bytes;
+    for (int lines = 0; from && lines <= TAIL_LINES; from--) lines += text[from - 1] == '\n';
+    printf("# %s.log: ...\n", name);
+    for (char *line = text + from + (from > 0), *end; line < text + bytes; line = end + 1) {
+        end = strchr(line, '\n');
+        if (!end) break;
+        printf("#     %.*s\n", (int)(end - line), line);
+    }
+    free(text);
+}
+
 static void tell_stuck(struct chaos_run *r)
 {
     chaos_fail(r, "stuck: no step committed for %d s after step %" PRIu64, STUCK_S,
@@ -186,7 +210,11 @@ static void tell_stuck(struct chaos_run *r)
                    atomic_load(&row->phase), atomic_load(&row->ready), atomic_load(&row->commit),
                    atomic_load(&row->grads), atomic_load(&row->partial), atomic_load(&row->staged),
                    atomic_load(&row->staged_moments), atomic_load(&row->published));
+            char name[64];
+            snprintf(name, sizeof name, "%s.%d", lg_role_name((lg_role)role), k);
+            if (role != LG_ROLE_lgsup && atomic_load(&row->ready) != i) print_tail(r->dir, name);
         }
+    print_tail(r->dir, "lgsup");
     fflush(stdout);
 }
 
