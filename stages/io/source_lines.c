@@ -102,6 +102,9 @@ int lg_lines_add(struct lg_lines *x, const char *folder, const char *relative, u
         if (r.number % 1024 == 0) lg_heartbeat();
     }
     free(data);
+    if (rc == LG_ERR_CONFIG)
+        return LG_FAIL(rc, "%s: mend the line, or rename the file if it lists no captions",
+                       lg_err_message());
     if (rc == 0 && r.nameless)
         lg_log(LG_WARN, "%s: %" PRIu64 " lines have no file_name, and are no captions", path,
                r.nameless);

@@ -180,6 +180,7 @@ static void test_broken_lines(void **state)
     write_png("f/a.png", 1);
     scratch_write("f/metadata.jsonl", "{\"file_name\": \"x.png\"}\n{\"file_name\": \"a.png\", }\n");
     expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG, "f/metadata.jsonl:2");
+    expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG, "mend the line, or rename the file");
     scratch_write("f/metadata.jsonl", "[\"a.png\"]\n");
     expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG, "no JSON object");
     scratch_write("f/metadata.jsonl", "{\"file_name\": \"a.png\"}\n{\"file_name\": \"a.png\"}\n");
