@@ -1,7 +1,8 @@
 /* `lgsup stop --kill`; see start.h. Needs nothing of the build that started the run: its processes are
  * found by what does not change (supervisor/run/processes.h). lgsup goes first, so that nothing is
- * started again; then stages and keeper, until a look finds nobody. The memory is gone with them, and
- * the board is removed: it would speak of the dead. */
+ * started again, then stages and keeper, and only then are they waited for: a driver can take a minute to let go of
+ * one's memory. Once their lgsup has ended, looks that find nobody more. The memory is gone with them, and the board is
+ * removed: it would speak of the dead. */
 #include "supervisor/commands/start.h"
 #include "supervisor/core/former.h"
 #include "supervisor/launch/launcher.h"
@@ -13,20 +14,22 @@
 
 enum { LOOKS_MAX = 20 };
 
-/* Ends all of this kind, or of every kind (-1). *ret_n: how many. */
-static int end_all(const lg_run *r, struct lg_process *found, int kind, int *ret_n)
+static void say_wait(const struct lg_process *p, const char *place)
 {
-    int n, rc = 0;
-    *ret_n = 0;
-    LG_TRY(lg_processes_find(r, found, &n));
-    for (int i = 0; i < n && rc == 0; i++) {
-        if (kind >= 0 && (int)found[i].kind != kind) continue;
-        rc = lg_process_kill(&found[i]);
-        if (rc < 0) break;
+    printf("waiting     for the end of %s (pid %d): %s\n", p->name, p->pid, place);
+    fflush(stdout);
+}
+
+/* Kills whom a look finds, lgsup before the others, then waits for them. *ret_n: how many. */
+static int end_all(const lg_run *r, struct lg_process *found, int *ret_n)
+{
+    LG_TRY(lg_processes_find(r, found, ret_n));
+    lg_processes_only(found, *ret_n, LG_PROCESS_lgsup);
+    lg_processes_kill(found, *ret_n);
+    for (int i = 0; i < *ret_n; i++)
         printf("killed      %s (pid %d)\n", found[i].name, found[i].pid);
-        ++*ret_n;
-    }
-    lg_processes_close(found, n);
+    int rc = lg_processes_wait(found, *ret_n, say_wait);
+    lg_processes_close(found, *ret_n);
     return rc;
 }
 
@@ -51,13 +54,11 @@ static int check_units(const lg_run *r, struct lg_process *found)
 static int kill_all(lg_run *r, struct lg_process *found, int *ret_n)
 {
     int n;
-    *ret_n = 0;
     LG_TRY(check_units(r, found));
-    LG_TRY(end_all(r, found, LG_PROCESS_lgsup, &n));
-    *ret_n += n;
+    LG_TRY(end_all(r, found, ret_n));
     LG_TRY(lg_run_lock(r)); /* nobody starts anything from here on */
     for (int look = 0; look < LOOKS_MAX; look++) {
-        LG_TRY(end_all(r, found, -1, &n));
+        LG_TRY(end_all(r, found, &n));
         *ret_n += n;
         if (n == 0) return 0;
     }

@@ -4,9 +4,11 @@
  * that process. One that ends meanwhile, or may not be looked at, is passed over: it is no process of
  * ours, or it is dead. */
 #include "supervisor/run/processes.h"
+#include "base/clock.h"
 #include "shm/preamble.h"
 #include "shm/region.h"
 #include "supervisor/run/child.h"
+#include "supervisor/run/stuck.h"
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -19,7 +21,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { KILL_MS_MAX = 10000, FDS_MAX = 65536, WORDS_BYTES = 1 << 16 };
+enum { LOOK_MS_MAX = 4000, END_S_MAX = 180, FDS_MAX = 65536, WORDS_BYTES = 1 << 16 };
 
 /* For ever: a keeper of any build is recognised by it. */
 static_assert(offsetof(struct lg_region_head, run_id) == offsetof(struct lg_board_preamble, run_id),
@@ -238,27 +240,58 @@ void lg_processes_close(struct lg_process *p, int n)
     for (int i = 0; i < n; i++) close(p[i].pidfd);
 }
 
-int lg_process_kill(const struct lg_process *p)
+/* LG_ERR_TIMEOUT: not within LOOK_MS_MAX. */
+static int wait_for_end(const struct lg_process *p, int64_t deadline_ns,
+                        lg_process_on_wait *on_wait)
 {
-    char text[512];
-    struct lg_child c = {.pid = p->pid, .pidfd = p->pidfd};
-    lg_child_signal(&c, SIGKILL);
-    if (lg_child_wait(&c, KILL_MS_MAX) == 0) return 0;
-    read_proc(p->pid, "stat", text, sizeof text);
-    const char *state = strrchr(text, ')');
-    return LG_FAIL(LG_ERR_TIMEOUT,
-                   "%s (pid %d) was killed and has not ended in %d s; the kernel shows it in state "
-                   "%c (D: it waits for a device or a disk, and ends when that answers)",
-                   p->name, p->pid, KILL_MS_MAX / 1000, state && state[1] ? state[2] : '?');
+    const struct lg_child c = {.pid = p->pid, .pidfd = p->pidfd};
+    char place[256];
+    while (lg_child_wait(&c, LOOK_MS_MAX) < 0) {
+        lg_process_place(p->pid, place, sizeof place);
+        if (lg_now_ns() >= deadline_ns)
+            return LG_FAIL(LG_ERR_TIMEOUT,
+                           "%s (pid %d) was killed and has not ended in %d s; the kernel has it in "
+                           "%s (D: it waits for a device or a disk, and ends when that answers)",
+                           p->name, p->pid, END_S_MAX, place);
+        if (on_wait) on_wait(p, place);
+    }
+    return 0;
+}
+
+void lg_processes_kill(const struct lg_process *p, int n)
+{
+    for (int i = 0; i < n; i++)
+        lg_child_signal(&(struct lg_child){.pid = p[i].pid, .pidfd = p[i].pidfd}, SIGKILL);
+}
+
+int lg_processes_wait(const struct lg_process *p, int n, lg_process_on_wait *on_wait)
+{
+    const int64_t deadline_ns = lg_now_ns() + END_S_MAX * LG_S_NS;
+    for (int i = 0; i < n; i++) LG_TRY(wait_for_end(&p[i], deadline_ns, on_wait));
+    return 0;
+}
+
+int lg_processes_only(struct lg_process *p, int n, lg_process_kind kind)
+{
+    int m = 0;
+    for (int i = 0; i < n; i++) {
+        const struct lg_process one = p[i];
+        if (one.kind != kind) continue;
+        p[i] = p[m];
+        p[m++] = one;
+    }
+    return m;
 }
 
 void lg_processes_end_keepers(const lg_run *r)
 {
     struct lg_process *found = calloc(LG_PROCESSES_MAX, sizeof *found);
     int n = 0;
-    if (found && lg_processes_find(r, found, &n) == 0)
-        for (int i = 0; i < n; i++)
-            if (found[i].kind == LG_PROCESS_keeper) lg_process_kill(&found[i]);
+    if (found && lg_processes_find(r, found, &n) == 0) {
+        const int keepers = lg_processes_only(found, n, LG_PROCESS_keeper);
+        lg_processes_kill(found, keepers);
+        lg_processes_wait(found, keepers, NULL);
+    }
     lg_processes_close(found, n);
     free(found);
     lg_err_clear();

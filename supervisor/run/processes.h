@@ -31,6 +31,12 @@ void lg_processes_close(struct lg_process *p, int n);
 /* Kills all keepers of this run, when no stage is left: an lgsup that died while it started one may have left
  * it, and with its socket removed nobody can reach it. Best effort. */
 void lg_processes_end_keepers(const lg_run *r);
-/* Kills it and waits for its end. LG_ERR_TIMEOUT, with the state that the kernel shows, when it does
- * not come. */
-int lg_process_kill(const struct lg_process *p);
+/* Brings those of a kind to the front; how many they are. */
+int lg_processes_only(struct lg_process *p, int n, lg_process_kind kind);
+/* Kills them all, and waits for none: a driver can take a minute to let go of much memory, and while it does for one, the
+ * others shall not live on. */
+void lg_processes_kill(const struct lg_process *p, int n);
+/* Waits until all have ended. on_wait, which may be NULL, is called now and then for one that has not, with where the
+ * kernel has it. LG_ERR_TIMEOUT when one has not after three minutes. */
+typedef void lg_process_on_wait(const struct lg_process *p, const char *place);
+int lg_processes_wait(const struct lg_process *p, int n, lg_process_on_wait *on_wait);

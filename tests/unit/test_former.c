@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -250,6 +252,46 @@ static void test_kill_ends_one_run(void **state)
     assert_string_equal(g_status.state, "failed");
 }
 
+/* Held in the kernel on its way out, as by a driver that lets go of its memory. */
+static bool hold_end(int pid)
+{
+    return ptrace(PTRACE_SEIZE, pid, NULL, PTRACE_O_TRACEEXIT) == 0;
+}
+
+static bool is_held(int pid)
+{
+    int status = 0;
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
+        if (waitpid(pid, &status, __WALL | WNOHANG) == pid) break;
+    return status >> 8 == (SIGTRAP | PTRACE_EVENT_EXIT << 8);
+}
+
+/* Processes that take long to end: each is killed all the same, before any is waited for. */
+static void test_kill_of_slow_ends(void **state)
+{
+    (void)state;
+    int pid[LG_ROLE_COUNT], n = 0;
+    /* Who is no descendant may not be traced everywhere. */
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    orphan();
+    for (int r = 0; r < LG_ROLE_COUNT; r++)
+        if (is_alive(pid_of((lg_role)r, 0))) pid[n++] = pid_of((lg_role)r, 0);
+    assert_int_equal(n, 7); /* all but lgsup */
+    for (int i = 0; i < n; i++) assert_true(hold_end(pid[i]));
+    lg_board_close(&g_board);
+    unlink(g_out);
+    pid_t stop = LAUNCH("stop", "--kill", g_run);
+    bool held = true;
+    for (int i = 0; i < n; i++) held = is_held(pid[i]) && held;
+    assert_true(held);
+    wait_for_output("waiting     for the end of lg-");
+    assert_output("state t (traced)");
+    for (int i = 0; i < n; i++) assert_int_equal(ptrace(PTRACE_DETACH, pid[i], NULL, NULL), 0);
+    assert_exit(exit_of(stop), 0);
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
+    assert_false(lg_path_exists(board_path()));
+}
+
 /* The file of the lock was removed under a living lgsup: still no second one. */
 static void test_removed_lock(void **state)
 {
@@ -367,6 +409,7 @@ int main(int argc, char **argv)
         TEST(test_damaged_boards),
         TEST(test_damaged_numbers),
         TEST(test_kill_ends_one_run),
+        TEST(test_kill_of_slow_ends),
         TEST(test_removed_lock),
         TEST(test_copied_directory),
         TEST(test_stop_half_stored),
