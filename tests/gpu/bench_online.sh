@@ -15,8 +15,8 @@
 #   --device host a tiny net, to try this script without a GPU
 #   anything else goes to lgsup start: --set KEY=VALUE
 #
-# Prints a line for each run: ms a step (median, from commit to commit), samples a second, rank 0's wait for data, and how much of the
-# speed on latents that is. Exits with 1 when a run failed.
+# Prints a line for each run: ms a step (mean and median, from commit to commit), samples a second, rank 0's wait for data, and how much of
+# the speed on latents that is, both by the mean: who waits now and then has a median that does not show it. Exits with 1 when a run failed.
 set -u
 export LC_ALL=C
 usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
@@ -41,7 +41,7 @@ WARM_UP=6
 T=$(mktemp -d /tmp/lgu.XXXXXX) || exit 1 # short: socket paths end at 107 bytes
 mkdir -m 700 "$T/r"
 export XDG_RUNTIME_DIR=$T/r LG_CUDA_CACHE=${LG_CUDA_CACHE:-$T/algorithms.txt}
-trap 'for d in "$T"/*/; do timeout 20 "$bundle/bin/lgsup" stop --kill "$d" >/dev/null 2>&1; done; rm -rf "$T"' EXIT
+trap 'for d in "$T"/*/; do timeout 200 "$bundle/bin/lgsup" stop --kill "$d" >/dev/null 2>&1; done; rm -rf "$T"' EXIT
 trap 'exit 1' INT TERM HUP
 
 make_once() { # NAME ARGUMENTS...: appears whole or not at all
@@ -102,7 +102,7 @@ metric() { # RUN: step's ms, wait's ms; a line for each step after the warm-up, 
 median() { sort -n | awk '{ v[NR] = $1 } END { if (NR) print (v[int((NR + 1) / 2)] + v[int(NR / 2 + 1)]) / 2; else print 0 }'; }
 failed=0 latents_rate=
 run() { # NAME RANKS [...]
-    local name=$1 ranks=$2 ms pid end=$((SECONDS + limit))
+    local name=$1 ranks=$2 ms mean pid end=$((SECONDS + limit))
     shift 2
     "$bundle/bin/lgsup" start "$pipeline" --set pipeline= --set device="$device" \
         --set job.dir="$T/$name" --set model.from="$model" --set model.fresh=true --set text.model="$data/$text" --set text.memo=0 \
@@ -118,18 +118,19 @@ run() { # NAME RANKS [...]
         failed=1
     fi
     exec 3>&2 2>/dev/null # bash says of each process that was killed that it was
-    timeout 30 "$bundle/bin/lgsup" stop --kill "$T/$name" >/dev/null
+    timeout 200 "$bundle/bin/lgsup" stop --kill "$T/$name" >/dev/null || { echo "FAIL $name: not all of its processes have ended"; failed=1; }
     wait $pid
     exec 2>&3
     [ "$device" = host ] || sleep 2 # until the driver has freed its memory
     [ "$(metric "$name" | wc -l)" -ge "$steps" ] || return
     ms=$(metric "$name" | head -n "$steps" | awk '{ print $1 }' | median)
-    [ "$name" != latents ] || latents_rate=$(awk -v b="$batch" -v ms="$ms" 'BEGIN { print 1000 * b / ms }')
-    metric "$name" | head -n "$steps" | awk -v name="$name" -v ms="$ms" -v b=$((ranks * batch)) -v one="$latents_rate" '
-        { t += $1; wait += $2; if (min == "" || $1 < min) min = $1; if ($1 > max) max = $1 }
-        END { printf "%-10s %8.1f ms (median of %d; %.1f to %.1f, mean %.1f)  %.1f samples/s  data wait %.2f %%", name, ms, NR, min, max, t / NR,
-                  1000 * b / ms, 100 * wait / t
-              if (one) printf "  %.3f of one rank on latents", 1000 * b / ms / one
+    mean=$(metric "$name" | head -n "$steps" | awk '{ t += $1 } END { print t / NR }')
+    [ "$name" != latents ] || latents_rate=$(awk -v b="$batch" -v ms="$mean" 'BEGIN { print 1000 * b / ms }')
+    metric "$name" | head -n "$steps" | awk -v name="$name" -v ms="$ms" -v mean="$mean" -v b=$((ranks * batch)) -v one="$latents_rate" '
+        { wait += $2; if (min == "" || $1 < min) min = $1; if ($1 > max) max = $1 }
+        END { printf "%-10s %8.1f ms (mean of %d; median %.1f, %.1f to %.1f)  %.1f samples/s  data wait %.2f %%", name, mean, NR, ms, min, max,
+                  1000 * b / mean, 100 * wait / (mean * NR)
+              if (one) printf "  %.3f of one rank on latents", 1000 * b / mean / one
               print "" }'
     rm -rf "${T:?}/$name"
 }

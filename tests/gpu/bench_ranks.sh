@@ -60,7 +60,7 @@ mkdir -m 700 "$T/r"
 export XDG_RUNTIME_DIR=$T/r LG_CUDA_CACHE=${LG_CUDA_CACHE:-$T/algorithms.txt}
 cleanup() {
     trap - EXIT
-    for d in "$T"/*/; do timeout 20 "$lgsup" stop --kill "$d" >/dev/null 2>&1; done
+    for d in "$T"/*/; do timeout 200 "$lgsup" stop --kill "$d" >/dev/null 2>&1; done
     rm -rf "$T"
 }
 trap cleanup EXIT
@@ -125,7 +125,7 @@ run() {
                   printf "  loss %s\n", loss }'
     fi
     exec 3>&2 2>/dev/null # bash says of each process that was killed that it was
-    timeout 30 "$lgsup" stop --kill "$T/$name" >/dev/null
+    timeout 200 "$lgsup" stop --kill "$T/$name" >/dev/null || { echo "FAIL $name: not all of its processes have ended"; failed=1; }
     wait $pid
     exec 2>&3
     for ((i = 0; i < 50 && $(memory) > before + 200; i++)); do sleep 0.1; done # the driver frees it a moment later
