@@ -4,7 +4,8 @@
 #
 # usage: sanitize.sh [--tool TOOL[,TOOL]] [--jobs N] [FILTER]      lies beside bin/ (build/gpu, a bundle's gpu/)
 #
-#   FILTER    programs whose name contains it
+#   FILTER    a regular expression for what follows "test_": programs, with part and arguments where not all are wanted, as
+#             "(long_conv|ops_cuda [01]/4 conv2d)"
 #   --jobs    processes at a time; default: 12 (the GPU takes turns between them)
 #
 # Clean is what ends well by itself, with the tool's summary of no error and no hazard, and says nothing of an error of
@@ -74,7 +75,7 @@ one() { # TOOL PROGRAM PART ARGUMENTS...: a line in the file of results
             [ $word = known ] || cp "$log.all" "$log"
         fi
     fi
-    echo "$word $tool $program $((SECONDS - began))" >>"$tmp/results"
+    echo "$word $tool $program $((SECONDS - began)) $part $*" >>"$tmp/results"
     [ $word = FAIL ] || return 0
     echo "FAIL $tool: PART=$part $program $*: exit status $code"
     head -15 "$log"
@@ -102,7 +103,12 @@ summary() {
          END { for (k in n) printf "%s %s: %d processes, %d not clean, %d known, longest %d s\n", bad[k] ? "FAIL" : "ok  ", k,
                                    n[k], bad[k], known[k], most[k] }' "$tmp/results" | sort -k2
 }
-trap 'summary; echo "FAIL stopped: these alone have been looked at"; exit 1' TERM
+# Which of a program's processes they were, for who goes on later with a FILTER of the others.
+looked_at() {
+    awk '$2 != "none" { k = $2 " " $3; done[k] = done[k] ", " $5 ($6 ? " " $6 : "") ($7 ? " " $7 : "") }
+         END { for (k in done) print k " has been looked at for " substr(done[k], 3) }' "$tmp/results" | sort
+}
+trap 'summary; looked_at; echo "FAIL stopped: these alone have been looked at"; exit 1' TERM
 tasks none | pool
 for tool in ${tools//,/ }; do tasks "$tool"; done | pool
 summary
