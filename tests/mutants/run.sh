@@ -146,6 +146,7 @@ tests_of_file() {
     supervisor/run/lock.*) echo run stop e2e:unjoined ;;
     supervisor/run/signals.*) echo e2e:places ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
+    supervisor/run/processes.*) echo former run ;;
     supervisor/core/former.*) echo former ;;
     supervisor/core/watch.*) echo watch sim_supervisor supervise supervise_deaths supervise_adopt e2e:hangs ;;
     supervisor/core/adopt.*) echo adopt sim_supervisor supervise_deaths supervise_adopt e2e:lgsup_dies ;;
