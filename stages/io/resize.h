@@ -25,6 +25,11 @@ struct lg_resize_args {
 /* LG_ERR_NOSPACE when the scratch cannot grow, else it succeeds. */
 int lg_resize(const struct lg_resize_args *a, lg_resize_scratch *scratch);
 
+/* The same row by row, from the top, into no picture (`out` is not used): rgb (out_w, 3) is there for the time of the call. */
+typedef void lg_resize_row(void *arg, int y, const uint8_t *rgb);
+int lg_resize_rows(const struct lg_resize_args *a, lg_resize_scratch *scratch,
+                   lg_resize_row *on_row, void *arg);
+
 /* The smallest size with the picture's sides in proportion (rounded to nearest) that covers out_w x out_h. */
 struct lg_fit_size {
     int width, height;
