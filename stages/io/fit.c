@@ -38,32 +38,43 @@ struct planes {
     bool is_mirrored, is_wide;
 };
 
-LG_BODY void split(const uint8_t *restrict rgb, int width, bool is_mirrored, uint8_t *restrict r,
-                   uint8_t *restrict g, uint8_t *restrict b)
+LG_BODY void mirror(uint8_t *row, int width)
 {
-    if (is_mirrored)
-        for (int x = 0; x < width; x++) {
-            r[x] = rgb[3 * (width - 1 - x)];
-            g[x] = rgb[3 * (width - 1 - x) + 1];
-            b[x] = rgb[3 * (width - 1 - x) + 2];
-        }
-    else
-        for (int x = 0; x < width; x++) {
-            r[x] = rgb[3 * x];
-            g[x] = rgb[3 * x + 1];
-            b[x] = rgb[3 * x + 2];
-        }
+    const int half = width / 2;
+    uint8_t *left = row, *right = row + width - half;
+#pragma GCC ivdep /* the halves do not overlap */
+    for (int x = 0; x < half; x++) {
+        const uint8_t kept = left[x];
+        left[x] = right[half - 1 - x];
+        right[half - 1 - x] = kept;
+    }
+}
+
+LG_BODY void split(const struct planes *p, size_t at, const uint8_t *rgb)
+{
+    uint8_t *r = p->r + at, *g = p->g + at, *b = p->b + at;
+    const int width = p->width;
+#pragma GCC ivdep /* the planes do not overlap */
+    for (int x = 0; x < width; x++) {
+        r[x] = rgb[3 * x];
+        g[x] = rgb[3 * x + 1];
+        b[x] = rgb[3 * x + 2];
+    }
+    if (!p->is_mirrored) return;
+    mirror(r, width);
+    mirror(g, width);
+    mirror(b, width);
 }
 
 static void split_base(const struct planes *p, size_t at, const uint8_t *rgb)
 {
-    split(rgb, p->width, p->is_mirrored, p->r + at, p->g + at, p->b + at);
+    split(p, at, rgb);
 }
 
 #if LG_HAS_WIDE
 LG_WIDE static void split_wide(const struct planes *p, size_t at, const uint8_t *rgb)
 {
-    split(rgb, p->width, p->is_mirrored, p->r + at, p->g + at, p->b + at);
+    split(p, at, rgb);
 }
 #endif
 
