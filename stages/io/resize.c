@@ -81,7 +81,7 @@ struct work {
     float *columns;  /* (3 * columns in use, GROUP) */
     float *sums;     /* (3 * out_w, GROUP) */
     float *ring;     /* (ring_rows, stride), each row (out_w, 3) */
-    size_t ring_rows, stride;
+    size_t ring_rows, stride, sums_bytes;
     const float **tap; /* rows of one output */
     float *row_sums;   /* (out_w, 3) */
     uint8_t *row;      /* (out_w, 3) */
@@ -151,8 +151,9 @@ static size_t layout(struct work *w, const struct lg_resize_args *a, char *base)
     const size_t x_taps = (size_t)w->x.taps_max, y_taps = (size_t)w->y.taps_max;
     /* A whole line more: rows should not all lie in the same sets of a cache. */
     w->stride = (3 * out_w + PADDING - 1) / PADDING * PADDING + LINE / sizeof(float);
-    w->ring_rows =
-        ((y_taps + GROUP - 2) / GROUP + 1) * GROUP; /* whole groups with any y_taps rows */
+    /* Whole groups that have all rows of an output, wherever it begins. */
+    w->ring_rows = ((LG_MIN(y_taps, (size_t)a->height) + GROUP - 2) / GROUP + 1) * GROUP;
+    w->sums_bytes = (3 * out_w + 3) * GROUP * sizeof(float);
     size_t at = 0;
     w->x.first = take(&at, base, out_w * sizeof(int));
     w->x.n = take(&at, base, out_w * sizeof(int));
@@ -162,7 +163,7 @@ static size_t layout(struct work *w, const struct lg_resize_args *a, char *base)
     w->y.weight = take(&at, base, out_h * y_taps * sizeof(float));
     w->scratch = take(&at, base, LG_MAX(x_taps, y_taps) * sizeof(double));
     w->columns = take(&at, base, (3 * (size_t)a->width + 3) * GROUP * sizeof(float));
-    w->sums = take(&at, base, (3 * out_w + 3) * GROUP * sizeof(float));
+    w->sums = take(&at, base, w->sums_bytes);
     w->ring = take(&at, base, w->ring_rows * w->stride * sizeof(float));
     w->tap = take(&at, base, y_taps * sizeof(float *));
     w->row_sums = take(&at, base, w->stride * sizeof(float));
@@ -177,6 +178,30 @@ static void copy_rows(const struct lg_resize_args *a, lg_resize_row *on_row, voi
         on_row(arg, y, a->rgb + ((size_t)(a->y0 + y) * (size_t)a->width + (size_t)a->x0) * 3);
 }
 
+/* Working memory in that layout, with the weights in it. */
+static int prepare(struct work *w, const struct lg_resize_args *a, lg_resize_scratch *scratch)
+{
+    const int weights_of[] = {a->width, a->height, a->full_w, a->full_h,
+                              a->x0,    a->y0,     a->out_w,  a->out_h};
+    _Static_assert(sizeof weights_of == sizeof scratch->weights_of, "all that they depend on");
+    const size_t bytes = layout(w, a, NULL);
+    if (bytes > scratch->capacity) {
+        lg_resize_free(scratch);
+        scratch->data = aligned_alloc(LINE, bytes);
+        if (!scratch->data) return LG_FAIL(LG_ERR_NOSPACE, "no memory to resize a picture");
+        scratch->capacity = bytes;
+    }
+    layout(w, a, scratch->data);
+    if (memcmp(weights_of, scratch->weights_of, sizeof weights_of) == 0) return 0;
+    memcpy(scratch->weights_of, weights_of, sizeof weights_of);
+    axis_fill(&w->x, a->width, a->full_w, a->x0, a->out_w, w->scratch);
+    axis_fill(&w->y, a->height, a->full_h, a->y0, a->out_h, w->scratch);
+    /* What pads rows is summed as well. */
+    memset(w->sums, 0, w->sums_bytes);
+    memset(w->ring, 0, w->ring_rows * w->stride * sizeof(float));
+    return 0;
+}
+
 int lg_resize_rows(const struct lg_resize_args *a, lg_resize_scratch *scratch,
                    lg_resize_row *on_row, void *arg)
 {
@@ -188,23 +213,14 @@ int lg_resize_rows(const struct lg_resize_args *a, lg_resize_scratch *scratch,
         return 0;
     }
     struct work w;
-    const size_t bytes = layout(&w, a, NULL);
-    if (bytes > scratch->capacity) {
-        lg_resize_free(scratch);
-        scratch->data = aligned_alloc(LINE, bytes);
-        if (!scratch->data) return LG_FAIL(LG_ERR_NOSPACE, "no memory to resize a picture");
-        scratch->capacity = bytes;
-    }
-    layout(&w, a, scratch->data);
-    axis_fill(&w.x, a->width, a->full_w, a->x0, a->out_w, w.scratch);
-    axis_fill(&w.y, a->height, a->full_h, a->y0, a->out_h, w.scratch);
-    memset(w.ring, 0, w.ring_rows * w.stride * sizeof(float)); /* what pads the rows */
+    LG_TRY(prepare(&w, a, scratch));
 #if LG_HAS_WIDE
-    if (lg_wide())
+    if (lg_wide()) {
         resize_8(&w, a, on_row, arg);
-    else
+        return 0;
+    }
 #endif
-        resize_4(&w, a, on_row, arg);
+    resize_4(&w, a, on_row, arg);
     return 0;
 }
 

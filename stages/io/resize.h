@@ -7,10 +7,12 @@
 #pragma once
 #include "base/check.h"
 
-/* Reusable working memory; zero it first, free it with lg_resize_free. */
+/* Reusable working memory; zero it first, free it with lg_resize_free. Resizing the same part from the same size to the same
+ * size once more, as with frames of a clip, it does not compute the weights again. */
 typedef struct lg_resize_scratch {
     void *data;
     size_t capacity;
+    int weights_of[8];
 } lg_resize_scratch;
 void lg_resize_free(lg_resize_scratch *scratch);
 

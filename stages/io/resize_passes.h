@@ -6,7 +6,7 @@ typedef float PASS(vector) __attribute__((vector_size(4 * VECTOR), may_alias));
 /* Bytes [0, n) of GROUP rows to columns of GROUP floats. */
 TARGET static void PASS(gather)(const uint8_t *const *row, int n, float *columns)
 {
-    float part[GROUP][CHUNK] = {0};
+    _Alignas(16) float part[GROUP][CHUNK] = {0};
     for (int at = 0; at < n; at += CHUNK) {
         const int m = LG_MIN(n - at, CHUNK);
         for (int r = 0; r < GROUP; r++)
