@@ -389,8 +389,8 @@ static void check_every_layout(void)
                 .step = two * steps[b.v[3] % LG_ARRAY_LEN(steps)],
                 .depth = depth,
                 .shift = depth > 8 ? (int)(own >> 8) % (16 - depth + 1) : 0,
-                .log2_x = covers ? (int)(covering % 3) : 0,
-                .log2_y = covers ? (int)(covering / 3 % 3) : 0};
+                .log2_x = covers ? (int)(covering % 4) : 0,
+                .log2_y = covers ? (int)(covering / 4 % 4) : 0};
             p.of[c] = random_component(round, c, p.width, p.height, &like);
         }
         for (int y = 0; p.n == 4 && y < p.height; y++) /* opaque, but for the last pixel, any */
