@@ -66,11 +66,14 @@ TARGET static void PASS(horizontal)(const struct work *w, const struct lg_resize
             transpose(w->sums + i * GROUP + r, GROUP, rows + (size_t)r * w->stride + i, w->stride);
 }
 
-/* One output row: the weighted sum of its taps' rows, a block at a time. */
-TARGET static void PASS(vertical)(const float *const *tap, const float *weight, int n_taps, int n,
-                                  float *sums, uint8_t *out)
+/* Output row y, of n numbers: the weighted sum of its taps' rows, a block at a time. */
+TARGET static void PASS(vertical)(const struct work *w, int y, int n)
 {
     enum { N = 4, BLOCK = N * VECTOR };
+    const float *const *tap = w->tap, *weight = w->y.weight + (size_t)y * (size_t)w->y.taps_max;
+    const int n_taps = w->y.n[y];
+    float *sums = w->row_sums;
+    uint8_t *row = w->row;
     for (int at = 0; at < n; at += BLOCK) {
         PASS(vector) sum[N];
 #pragma GCC unroll 4
@@ -79,10 +82,11 @@ TARGET static void PASS(vertical)(const float *const *tap, const float *weight, 
 #pragma GCC unroll 4
             for (int i = 0; i < N; i++)
                 sum[i] += ((const PASS(vector) *)(tap[k] + at))[i] * weight[k];
+        PASS(vector) *out = (PASS(vector) *)(sums + at);
 #pragma GCC unroll 4
-        for (int i = 0; i < N; i++) ((PASS(vector) *)(sums + at))[i] = sum[i];
+        for (int i = 0; i < N; i++) out[i] = sum[i];
     }
-    for (int i = 0; i < n; i++) out[i] = (uint8_t)to_level(sums[i]);
+    for (int i = 0; i < n; i++) row[i] = (uint8_t)to_level(sums[i]);
 }
 
 TARGET static void PASS(resize)(const struct work *w, const struct lg_resize_args *a,
@@ -91,13 +95,10 @@ TARGET static void PASS(resize)(const struct work *w, const struct lg_resize_arg
     const int top = w->y.first[0];
     int made = 0; /* rows from `top` on that the horizontal pass is done with */
     for (int y = 0; y < a->out_h; y++) {
-        const int first = w->y.first[y] - top, n = w->y.n[y];
-        for (; made < first + n; made += GROUP)
-            PASS(horizontal)(w, a, top + made, ring_row(w, made));
-        for (int k = 0; k < n; k++) w->tap[k] = ring_row(w, first + k);
-        PASS(vertical)
-        (w->tap, w->y.weight + (size_t)y * (size_t)w->y.taps_max, n, 3 * a->out_w, w->row_sums,
-         w->row);
+        const int first = w->y.first[y] - top, end = first + w->y.n[y];
+        for (; made < end; made += GROUP) PASS(horizontal)(w, a, top + made, ring_row(w, made));
+        for (int k = first; k < end; k++) w->tap[k - first] = ring_row(w, k);
+        PASS(vertical)(w, y, 3 * a->out_w);
         on_row(arg, y, w->row);
     }
 }
