@@ -131,7 +131,8 @@ $(LIB): $(LIB_OBJ)
 	@echo "  AR    $@"
 	$(Q)rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
 
-$(BUILD)/obj/stages/io/clip_rgb.c.o: CFLAGS += -O3
+# Loops over pixels become loops over whole vectors.
+$(foreach f,clip_rgb fit resize,$(BUILD)/obj/stages/io/$(f).c.o): CFLAGS += -O3
 # The headers that programs and it must agree on.
 AV_HEADERS := $(wildcard stages/io/clip_*.h stages/io/clip_*.def)
 $(BUILD)/obj/stages/io/av.c.o $(BUILD)/obj/stages/io/av/interface.c.o: $(AV_HEADERS)

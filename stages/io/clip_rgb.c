@@ -1,5 +1,10 @@
-/* Decoded frames to RGB; see clip_rgb.h. Matrices and ranges are those of ITU-T H.273. */
+/* Decoded frames to RGB; see clip_rgb.h. Matrices and ranges are those of ITU-T H.273.
+ *
+ * Design: a row at a time goes through lines: a sample of each component for each pixel, from them R, G and B, each laid over
+ * white where the row is not opaque, then put together. Every step is a plain loop over lines, which the compiler turns into one
+ * over whole vectors. What Cb and Cr contribute is multiplied once for all rows that share their samples. */
 #include "stages/io/clip_rgb.h"
+#include "stages/io/wide.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,10 +17,11 @@ struct matrix {
     int y0, c0, bits;
 };
 
-/* A row of each component, then of R, G and B. */
 struct lines {
-    uint16_t *in[4];
-    uint8_t *out[3];
+    uint16_t *samples;           /* as they are stored */
+    uint16_t *in[4];             /* of each component, one for each pixel */
+    int32_t *red, *green, *blue; /* what Cb and Cr contribute to them */
+    uint8_t *out[3];             /* R, G and B */
 };
 
 static int64_t divided(int64_t a, int64_t b)
@@ -50,82 +56,161 @@ static struct matrix matrix_of(const struct lg_clip_planes *p)
         .bits = bits};
 }
 
-/* Compiled for each layout that is called with constants, so that it is a loop over whole vectors. */
-static inline __attribute__((always_inline)) void unpack_bytes(const uint8_t *row, int step,
-                                                               int log2_x, int width, uint16_t *ret)
+/* The loops are compiled for each layout that is called with constants, so that they are loops over whole vectors. */
+LG_BODY void unpack_bytes(const uint8_t *row, int step, int n, uint16_t *ret)
 {
-    for (int x = 0; x < width; x++) ret[x] = row[(ptrdiff_t)(x >> log2_x) * step];
+    for (int x = 0; x < n; x++) ret[x] = row[(ptrdiff_t)x * step];
 }
 
-static void unpack_words(const struct lg_clip_component *c, const uint8_t *row, int width,
-                         uint16_t *ret)
+LG_BODY void unpack_words(const struct lg_clip_component *c, const uint8_t *row, int step, int n,
+                          uint16_t *ret)
 {
-    const int cut = LG_MAX(c->depth - DEPTH_MAX, 0);
+    const int cut = LG_MAX(c->depth - DEPTH_MAX, 0), shift = c->shift;
     const unsigned mask = (1u << c->depth) - 1;
-    for (int x = 0; x < width; x++) {
-        const uint8_t *at = row + (ptrdiff_t)(x >> c->log2_x) * c->step;
-        const unsigned v = (unsigned)at[0] | (unsigned)at[1] << 8;
-        ret[x] = (uint16_t)((v >> c->shift & mask) >> cut);
+    _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "as the samples are");
+    for (int x = 0; x < n; x++) {
+        uint16_t v;
+        memcpy(&v, row + (ptrdiff_t)x * step, sizeof v);
+        ret[x] = (uint16_t)(((unsigned)v >> shift & mask) >> cut);
     }
 }
 
+LG_BODY void unpack(const struct lg_clip_component *c, const uint8_t *row, int n, uint16_t *ret)
+{
+    if (c->depth > 8 && c->step == 2)
+        unpack_words(c, row, 2, n, ret);
+    else if (c->depth > 8)
+        unpack_words(c, row, c->step, n, ret);
+    else if (c->step == 1)
+        unpack_bytes(row, 1, n, ret);
+    else if (c->step == 3)
+        unpack_bytes(row, 3, n, ret);
+    else if (c->step == 4)
+        unpack_bytes(row, 4, n, ret);
+    else
+        unpack_bytes(row, c->step, n, ret);
+}
+
+/* Each of the samples for 2^log2_x pixels. An odd width may end one pixel later. */
+LG_BODY void repeat(const uint16_t *samples, int log2_x, int width, uint16_t *ret)
+{
+    if (log2_x == 1)
+        for (int i = 0; i < (width + 1) / 2; i++) {
+            const uint32_t twice = samples[i] * 0x10001u;
+            memcpy(ret + 2 * i, &twice, sizeof twice);
+        }
+    else
+        for (int x = 0; x < width; x++) ret[x] = samples[x >> log2_x];
+}
+
 /* Row y of a component, a sample for each pixel. */
-static void unpack(const struct lg_clip_component *c, int y, int width, uint16_t *ret)
+LG_BODY void read_row(const struct lg_clip_component *c, int y, int width, const struct lines *l,
+                      uint16_t *ret)
 {
     const uint8_t *row = c->data + (ptrdiff_t)(y >> c->log2_y) * c->stride;
-    if (c->depth > 8)
-        unpack_words(c, row, width, ret);
-    else if (c->step == 1 && c->log2_x == 0)
-        unpack_bytes(row, 1, 0, width, ret);
-    else if (c->step == 1 && c->log2_x == 1)
-        unpack_bytes(row, 1, 1, width, ret);
-    else
-        unpack_bytes(row, c->step, c->log2_x, width, ret);
+    if (c->log2_x == 0) {
+        unpack(c, row, width, ret);
+    } else {
+        unpack(c, row, ((width - 1) >> c->log2_x) + 1, l->samples);
+        repeat(l->samples, c->log2_x, width, ret);
+    }
 }
 
-static inline uint8_t clipped(int32_t v, int bits)
+LG_BODY uint8_t clipped(int32_t v, int bits)
 {
-    v = (v + (1 << (bits - 1))) >> bits;
-    return (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : v);
+    const int32_t rounded = (v + (1 << (bits - 1))) >> bits;
+    return (uint8_t)LG_MIN(LG_MAX(rounded, 0), 255);
 }
 
-static void convert_yuv(const struct matrix *m, const struct lines *l, int width)
+LG_BODY void multiply_chroma(const struct matrix *m, const struct lines *l, int width)
 {
-    const uint16_t *Y = l->in[0], *Cb = l->in[1], *Cr = l->in[2];
+    const uint16_t *Cb = l->in[1], *Cr = l->in[2];
+    int32_t *red = l->red, *green = l->green, *blue = l->blue;
+    const struct matrix k = *m;
+#pragma GCC ivdep /* the lines do not overlap */
+    for (int x = 0; x < width; x++) {
+        const int32_t cb = Cb[x] - k.c0, cr = Cr[x] - k.c0;
+        red[x] = k.red_cr * cr;
+        green[x] = k.green_cb * cb + k.green_cr * cr;
+        blue[x] = k.blue_cb * cb;
+    }
+}
+
+LG_BODY void convert_yuv(const struct matrix *m, const struct lines *l, int width)
+{
+    const uint16_t *Y = l->in[0];
+    const int32_t *red = l->red, *green = l->green, *blue = l->blue;
     uint8_t *r = l->out[0], *g = l->out[1], *b = l->out[2];
     const struct matrix k = *m;
 #pragma GCC ivdep /* the lines do not overlap */
     for (int x = 0; x < width; x++) {
-        const int32_t y = k.y * (Y[x] - k.y0), cb = Cb[x] - k.c0, cr = Cr[x] - k.c0;
-        r[x] = clipped(y + k.red_cr * cr, k.bits);
-        g[x] = clipped(y + k.green_cb * cb + k.green_cr * cr, k.bits);
-        b[x] = clipped(y + k.blue_cb * cb, k.bits);
+        const int32_t y = k.y * (Y[x] - k.y0);
+        r[x] = clipped(y + red[x], k.bits);
+        g[x] = clipped(y + green[x], k.bits);
+        b[x] = clipped(y + blue[x], k.bits);
     }
 }
 
-static void convert_each(const struct matrix *m, const struct lines *l, int n, int width)
+/* RGB, or grey. */
+LG_BODY void convert_each(const struct matrix *m, const struct lines *l, int n, int width)
 {
     const struct matrix k = *m;
+    const bool are_levels = k.y == 1 << k.bits && k.y0 == 0;
     for (int c = 0; c < 3; c++) {
         const uint16_t *in = l->in[n < 3 ? 0 : c];
         uint8_t *out = l->out[c];
-        for (int x = 0; x < width; x++) out[x] = clipped(k.y * (in[x] - k.y0), k.bits);
+        if (are_levels)
+            for (int x = 0; x < width; x++) out[x] = (uint8_t)in[x];
+        else
+            for (int x = 0; x < width; x++) out[x] = clipped(k.y * (in[x] - k.y0), k.bits);
     }
 }
 
-/* Over white; opaque: what the opacity is of opaque pixels. */
-static void lay_over_white(const uint16_t *opacity, unsigned opaque, int width, uint8_t *rgb)
+/* opaque: what the opacity is of opaque pixels. */
+LG_BODY bool is_all_opaque(const uint16_t *opacity, unsigned opaque, int width)
 {
-    for (int x = 0; x < width; x++, rgb += 3)
-        for (int c = 0; c < 3; c++)
-            rgb[c] = (uint8_t)((rgb[c] * (uint64_t)opacity[x] + 255u * (opaque - opacity[x]) +
-                                opaque / 2) /
-                               opaque);
+    unsigned all = opaque;
+    for (int x = 0; x < width; x++) all &= opacity[x];
+    return all == opaque;
 }
 
-static void interleave(const struct lines *l, int width, uint8_t *rgb)
+LG_BODY void lay_over_white(const uint16_t *opacity, unsigned opaque, int width, uint8_t *level)
+{
+    for (int x = 0; x < width; x++)
+        level[x] =
+            (uint8_t)((level[x] * opacity[x] + 255 * (opaque - opacity[x]) + opaque / 2) / opaque);
+}
+
+/* The same with sums of 16 bits. */
+LG_BODY void lay_over_white_of_255(const uint16_t *opacity, int width, uint8_t *level)
+{
+    for (int x = 0; x < width; x++) {
+        const uint16_t sum = (uint16_t)(level[x] * opacity[x] + 255 * (255 - opacity[x]) + 127);
+        level[x] = (uint8_t)(sum / 255);
+    }
+}
+
+/* Division by the usual depths' constants is multiplication. */
+LG_BODY void lay_row_over_white(int depth, const struct lines *l, int width)
+{
+    const uint16_t *opacity = l->in[3];
+    const unsigned opaque = (1u << depth) - 1;
+    if (is_all_opaque(opacity, opaque, width)) return;
+    for (int c = 0; c < 3; c++)
+        if (depth == 8)
+            lay_over_white_of_255(opacity, width, l->out[c]);
+        else if (depth == 10)
+            lay_over_white(opacity, 1023, width, l->out[c]);
+        else if (depth == 12)
+            lay_over_white(opacity, 4095, width, l->out[c]);
+        else
+            lay_over_white(opacity, opaque, width, l->out[c]);
+}
+
+LG_BODY void interleave(const struct lines *l, int width, uint8_t *rgb)
 {
     const uint8_t *r = l->out[0], *g = l->out[1], *b = l->out[2];
+#pragma GCC ivdep /* neither do these */
     for (int x = 0; x < width; x++) {
         rgb[3 * x] = r[x];
         rgb[3 * x + 1] = g[x];
@@ -133,33 +218,75 @@ static void interleave(const struct lines *l, int width, uint8_t *rgb)
     }
 }
 
-static void convert_row(const struct matrix *m, const struct lg_clip_planes *p,
-                        const struct lines *l, uint8_t *rgb)
+LG_BODY void read_yuv(const struct matrix *m, const struct lg_clip_planes *p, const struct lines *l,
+                      int y)
 {
-    if (p->colours == LG_CLIP_RGB || p->n < 3)
-        convert_each(m, l, p->n, p->width);
-    else
-        convert_yuv(m, l, p->width);
-    interleave(l, p->width, rgb);
-    if (p->n == 4)
-        lay_over_white(l->in[3], (1u << LG_MIN(p->of[3].depth, DEPTH_MAX)) - 1, p->width, rgb);
+    const int shared = LG_MIN(p->of[1].log2_y, p->of[2].log2_y);
+    const bool has_chroma_of_last = y % (1 << shared) != 0;
+    if (!has_chroma_of_last) {
+        for (int c = 1; c < 3; c++) read_row(&p->of[c], y, p->width, l, l->in[c]);
+        multiply_chroma(m, l, p->width);
+    }
+    read_row(&p->of[0], y, p->width, l, l->in[0]);
 }
+
+LG_BODY void convert_row(const struct matrix *m, const struct lg_clip_planes *p,
+                         const struct lines *l, int y, uint8_t *rgb)
+{
+    if (p->colours == LG_CLIP_RGB || p->n < 3) {
+        for (int c = 0; c < LG_MIN(p->n, 3); c++) read_row(&p->of[c], y, p->width, l, l->in[c]);
+        convert_each(m, l, p->n, p->width);
+    } else {
+        read_yuv(m, p, l, y);
+        convert_yuv(m, l, p->width);
+    }
+    if (p->n == 4) {
+        read_row(&p->of[3], y, p->width, l, l->in[3]);
+        lay_row_over_white(LG_MIN(p->of[3].depth, DEPTH_MAX), l, p->width);
+    }
+    interleave(l, p->width, rgb);
+}
+
+LG_BODY void convert(const struct matrix *m, const struct lg_clip_planes *p, const struct lines *l,
+                     uint8_t *rgb)
+{
+    for (int y = 0; y < p->height; y++)
+        convert_row(m, p, l, y, rgb + 3 * (size_t)y * (size_t)p->width);
+}
+
+static void convert_base(const struct matrix *m, const struct lg_clip_planes *p,
+                         const struct lines *l, uint8_t *rgb)
+{
+    convert(m, p, l, rgb);
+}
+
+#if LG_HAS_WIDE
+LG_WIDE static void convert_wide(const struct matrix *m, const struct lg_clip_planes *p,
+                                 const struct lines *l, uint8_t *rgb)
+{
+    convert(m, p, l, rgb);
+}
+#endif
 
 int lg_clip_rgb(const struct lg_clip_planes *p, lg_picture *ret)
 {
     const struct matrix m = matrix_of(p);
     const size_t w = (size_t)p->width;
-    struct lines l;
     LG_ASSERT((p->n == 1 || p->n == 3 || p->n == 4) && p->of[0].depth >= 8 && p->of[0].depth <= 16);
     LG_TRY(lg_picture_reserve(ret, p->width, p->height));
-    uint16_t *lines = malloc(4 * w * sizeof(uint16_t) + 3 * w);
-    if (!lines) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a row of a picture");
-    for (size_t c = 0; c < 4; c++) l.in[c] = lines + c * w;
-    for (size_t c = 0; c < 3; c++) l.out[c] = (uint8_t *)(lines + 4 * w) + c * w;
-    for (int y = 0; y < p->height; y++) {
-        for (int c = 0; c < p->n; c++) unpack(&p->of[c], y, p->width, l.in[c]);
-        convert_row(&m, p, &l, ret->rgb + 3 * (size_t)y * w);
-    }
-    free(lines);
+    const size_t line = w + 1; /* see repeat */
+    int32_t *memory = malloc(line * (3 * sizeof(int32_t) + 5 * sizeof(uint16_t) + 3));
+    if (!memory) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a row of a picture");
+    struct lines l = {.red = memory, .green = memory + line, .blue = memory + 2 * line};
+    l.samples = (uint16_t *)(memory + 3 * line);
+    for (size_t c = 0; c < 4; c++) l.in[c] = l.samples + (c + 1) * line;
+    for (size_t c = 0; c < 3; c++) l.out[c] = (uint8_t *)(l.samples + 5 * line) + c * line;
+#if LG_HAS_WIDE
+    if (lg_wide())
+        convert_wide(&m, p, &l, ret->rgb);
+    else
+#endif
+        convert_base(&m, p, &l, ret->rgb);
+    free(memory);
     return 0;
 }

@@ -7,10 +7,12 @@
 #pragma once
 #include "base/check.h"
 
-/* Reusable working memory; zero it first, free it with lg_resize_free. */
+/* Reusable working memory; zero it first, free it with lg_resize_free. Resizing the same part from the same size to the same
+ * size once more, as with frames of a clip, it does not compute the weights again. */
 typedef struct lg_resize_scratch {
     void *data;
     size_t capacity;
+    int weights_of[8];
 } lg_resize_scratch;
 void lg_resize_free(lg_resize_scratch *scratch);
 
@@ -24,6 +26,11 @@ struct lg_resize_args {
 };
 /* LG_ERR_NOSPACE when the scratch cannot grow, else it succeeds. */
 int lg_resize(const struct lg_resize_args *a, lg_resize_scratch *scratch);
+
+/* The same row by row, from the top, into no picture (`out` is not used): rgb (out_w, 3) is there for the time of the call. */
+typedef void lg_resize_row(void *arg, int y, const uint8_t *rgb);
+int lg_resize_rows(const struct lg_resize_args *a, lg_resize_scratch *scratch,
+                   lg_resize_row *on_row, void *arg);
 
 /* The smallest size with the picture's sides in proportion (rounded to nearest) that covers out_w x out_h. */
 struct lg_fit_size {

@@ -130,7 +130,7 @@ tests_of_file() {
     stages/stage_memory.*) echo heartbeat ;;
     stages/io/picture*) echo picture_work picture sizes ;;
     stages/io/order.* | config/buckets.*) echo order buckets e2e:buckets ;;
-    stages/io/fit.*) echo samples sizes picture ;;
+    stages/io/fit.* | stages/io/resize* | stages/io/wide.*) echo samples sizes picture ;;
     stages/loader/* | stages/vae/*) echo e2e:buckets ;;
     stages/io/charsmap.* | stages/io/tokenizer*) echo tokenizer ;;
     base/json* | stages/io/safetensors_header.*) echo json safetensors ;;

@@ -1,6 +1,8 @@
-/* Which frames a clip is, by times alone, against the definition; and colours against the formula in doubles. */
+/* Which frames a clip is, by times alone, against the definition; and colours against the formula in doubles, of every layout bit for bit
+ * against one pixel at a time. */
 #include "base/philox.h"
 #include "stages/io/clip_decoder.h"
+#include "stages/io/wide.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -208,19 +210,20 @@ static uint8_t rounded(double v)
     return (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : floor(v + 0.5));
 }
 
+static const double KR[] = {[LG_CLIP_BT601] = .299,
+                            [LG_CLIP_BT709] = .2126,
+                            [LG_CLIP_BT2020] = .2627,
+                            [LG_CLIP_SMPTE240M] = .212,
+                            [LG_CLIP_FCC] = .3};
+static const double KB[] = {[LG_CLIP_BT601] = .114,
+                            [LG_CLIP_BT709] = .0722,
+                            [LG_CLIP_BT2020] = .0593,
+                            [LG_CLIP_SMPTE240M] = .087,
+                            [LG_CLIP_FCC] = .11};
+
 static void test_colours(void **state)
 {
     (void)state;
-    static const double kr[] = {[LG_CLIP_BT601] = .299,
-                                [LG_CLIP_BT709] = .2126,
-                                [LG_CLIP_BT2020] = .2627,
-                                [LG_CLIP_SMPTE240M] = .212,
-                                [LG_CLIP_FCC] = .3};
-    static const double kb[] = {[LG_CLIP_BT601] = .114,
-                                [LG_CLIP_BT709] = .0722,
-                                [LG_CLIP_BT2020] = .0593,
-                                [LG_CLIP_SMPTE240M] = .087,
-                                [LG_CLIP_FCC] = .11};
     enum { SIDE = 64 };
     uint16_t plane[3][SIDE * SIDE];
     lg_picture pic = {0};
@@ -243,7 +246,7 @@ static void test_colours(void **state)
                                                          .depth = depth};
                 }
                 if (lg_clip_rgb(&p, &pic) < 0) fail_msg("%s", lg_err_text());
-                const double r = kr[colours], b = kb[colours], g = 1 - r - b,
+                const double r = KR[colours], b = KB[colours], g = 1 - r - b,
                              steps = 1 << (depth - 8);
                 const double most = (1 << depth) - 1, luma = full ? most : 219 * steps,
                              chroma = full ? most : 224 * steps;
@@ -302,6 +305,127 @@ static void test_layouts(void **state)
     lg_picture_free(&pic);
 }
 
+/* ---- every layout ---- */
+
+/* A component's memory, which ends with its last sample, for the sanitizer. */
+static struct lg_clip_component random_component(uint64_t round, int c, int width, int height,
+                                                 const struct lg_clip_component *like)
+{
+    struct lg_clip_component k = *like;
+    const int n = ((width - 1) >> k.log2_x) + 1, rows = ((height - 1) >> k.log2_y) + 1;
+    const int bytes = k.depth > 8 ? 2 : 1;
+    k.stride = n * k.step + 5;
+    const size_t all = (size_t)((rows - 1) * k.stride + (n - 1) * k.step + bytes);
+    uint8_t *data = malloc(all);
+    for (uint64_t i = 0; i < all; i++)
+        data[i] = (uint8_t)lg_philox(5, LG_PURPOSE_TEST, round, i * 4 + (uint64_t)c).v[0];
+    k.data = data;
+    return k;
+}
+
+static int64_t sample(const struct lg_clip_component *k, int x, int y)
+{
+    const uint8_t *at = k->data + (y >> k->log2_y) * k->stride + (x >> k->log2_x) * k->step;
+    if (k->depth == 8) return at[0];
+    const int64_t v = (at[0] | at[1] << 8) >> k->shift & ((1 << k->depth) - 1);
+    return k->depth > 12 ? v >> (k->depth - 12) : v;
+}
+
+static int64_t in_range(int64_t v, int bits)
+{
+    v = (v + (INT64_C(1) << (bits - 1))) >> bits;
+    return v < 0 ? 0 : v > 255 ? 255 : v;
+}
+
+static void plain_pixel(const struct lg_clip_planes *p, int x, int y, int64_t rgb[3])
+{
+    const int depth = LG_MIN(p->of[0].depth, 12), bits = 16 + depth - 8;
+    const double steps = 1 << (depth - 8), white = ldexp(255, bits), most = (1 << depth) - 1;
+    const double luma = p->is_full ? most : 219 * steps, chroma = p->is_full ? most : 224 * steps;
+    const int64_t by_luma = llround(white / luma), y0 = p->is_full ? 0 : 16 << (depth - 8);
+    if (p->colours == LG_CLIP_RGB || p->n == 1) {
+        for (int c = 0; c < 3; c++)
+            rgb[c] = in_range(by_luma * (sample(&p->of[p->n == 1 ? 0 : c], x, y) - y0), bits);
+    } else {
+        const double r = KR[p->colours], b = KB[p->colours], g = 1 - r - b, unit = white / chroma;
+        const int64_t luma_part = by_luma * (sample(&p->of[0], x, y) - y0);
+        const int64_t cb = sample(&p->of[1], x, y) - (1 << (depth - 1));
+        const int64_t cr = sample(&p->of[2], x, y) - (1 << (depth - 1));
+        rgb[0] = in_range(luma_part + llround(2 * (1 - r) * unit) * cr, bits);
+        rgb[1] = in_range(luma_part - llround(2 * b * (1 - b) / g * unit) * cb -
+                              llround(2 * r * (1 - r) / g * unit) * cr,
+                          bits);
+        rgb[2] = in_range(luma_part + llround(2 * (1 - b) * unit) * cb, bits);
+    }
+    if (p->n < 4) return;
+    const int64_t opaque = (1 << depth) - 1, opacity = sample(&p->of[3], x, y);
+    for (int c = 0; c < 3; c++)
+        rgb[c] = (rgb[c] * opacity + 255 * (opaque - opacity) + opaque / 2) / opaque;
+}
+
+/* Widths to 40 and some beyond, all depths, colours and coverings, steps of packed and planar formats; rows that are opaque
+ * beside others. */
+static void check_every_layout(void)
+{
+    static const int depths[] = {8, 8, 8, 9, 10, 12, 14, 16}, numbers[] = {1, 3, 3, 4, 4};
+    static const int steps[] = {1, 1, 2, 3, 4};
+    lg_picture pic = {0};
+    for (uint64_t round = 0; round < 1500; round++) {
+        const lg_philox_out a = lg_philox(6, LG_PURPOSE_TEST, round, 0);
+        const lg_philox_out b = lg_philox(6, LG_PURPOSE_TEST, round, 1);
+        const int depth = depths[a.v[0] % LG_ARRAY_LEN(depths)];
+        struct lg_clip_planes p = {.width = 1 + (int)(round % (round % 10 ? 40 : 100)),
+                                   .height = 1 + (int)(a.v[1] % 5),
+                                   .colours = (lg_clip_colours)(a.v[2] % (LG_CLIP_FCC + 1)),
+                                   .is_full = a.v[3] & 1,
+                                   .n = numbers[b.v[0] % LG_ARRAY_LEN(numbers)]};
+        for (int c = 0; c < p.n; c++) {
+            const bool covers = (c == 1 || c == 2) && b.v[1] % 4;
+            const int two = depth > 8 ? 2 : 1;
+            const uint32_t own = lg_philox(6, LG_PURPOSE_TEST, round, 2 + (uint64_t)c).v[0];
+            /* Both of chroma cover the same, but one time in four. */
+            const uint32_t covering = b.v[1] % 4 == 3 ? own : b.v[2];
+            const struct lg_clip_component like = {
+                .step = two * steps[b.v[3] % LG_ARRAY_LEN(steps)],
+                .depth = depth,
+                .shift = depth > 8 ? (int)(own >> 8) % (16 - depth + 1) : 0,
+                .log2_x = covers ? (int)(covering % 4) : 0,
+                .log2_y = covers ? (int)(covering / 4 % 4) : 0};
+            p.of[c] = random_component(round, c, p.width, p.height, &like);
+        }
+        for (int y = 0; p.n == 4 && y < p.height; y++) /* opaque, but for the last pixel, any */
+            for (int x = 0; x < p.width; x++) {
+                uint8_t *at =
+                    (uint8_t *)(uintptr_t)p.of[3].data + y * p.of[3].stride + x * p.of[3].step;
+                const int kind = (int)(round + (uint64_t)y) % 3;
+                if (kind == 0 || (kind == 1 && x < p.width - 1)) memset(at, 255, depth > 8 ? 2 : 1);
+            }
+        if (lg_clip_rgb(&p, &pic) < 0) fail_msg("%s", lg_err_text());
+        for (int y = 0; y < p.height; y++)
+            for (int x = 0; x < p.width; x++) {
+                int64_t want[3];
+                plain_pixel(&p, x, y, want);
+                for (int c = 0; c < 3; c++)
+                    if (pic.rgb[3 * (y * p.width + x) + c] != want[c])
+                        fail_msg("round %llu, %d of (%d, %d): %d for %d", (unsigned long long)round,
+                                 c, x, y, pic.rgb[3 * (y * p.width + x) + c], (int)want[c]);
+            }
+        for (int c = 0; c < p.n; c++) free((void *)(uintptr_t)p.of[c].data);
+    }
+    lg_picture_free(&pic);
+}
+
+/* In the vectors that the processor has, then in those that every one has. */
+static void test_every_layout(void **state)
+{
+    (void)state;
+    check_every_layout();
+    lg_wide_allow(false);
+    assert_false(lg_wide());
+    check_every_layout();
+    lg_wide_allow(true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -312,6 +436,7 @@ int main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_colours),
         cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_every_layout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

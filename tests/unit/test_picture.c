@@ -1,9 +1,13 @@
 /* Pictures: every kind decodes to Pillow's pixels (tests/golden/make_pictures.py); whatever is cut,
- * damaged or too large is void; resizing equals Pillow's Lanczos; the fit crops and flips. */
+ * damaged or too large is void; resizing equals Pillow's Lanczos, and plain sums bit for bit; the fit
+ * crops and flips. */
 #include "base/fs.h"
+#include "base/philox.h"
 #include "stages/io/picture.h"
 #include "stages/io/resize.h"
 #include "stages/io/safetensors.h"
+#include "stages/io/wide.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -326,10 +330,145 @@ static void test_resize(void **state)
     lg_resize_free(&scratch);
 }
 
-/* A picture that needs no resizing shows crop, flip and the planar order exactly. */
-static void test_fit(void **state)
+static double plain_lanczos(double x)
+{
+    x = fabs(x);
+    if (x < 1e-12) return 1;
+    if (x >= 3) return 0;
+    const double p = M_PI * x;
+    return 3 * sin(p) * sin(p / 3) / (p * p);
+}
+
+/* Weights of output i of an axis, for inputs from *ret_first on; returns how many. */
+static int plain_weights(int in, int full, int i, int *ret_first, float *weight)
+{
+    const double scale = (double)in / full, stretch = LG_MAX(scale, 1.0);
+    const double center = (i + 0.5) * scale, reach = 3 * stretch;
+    const int first = LG_MAX((int)floor(center - reach + 0.5), 0);
+    const int end = LG_MIN((int)floor(center + reach + 0.5), in);
+    double sum = 0;
+    *ret_first = first;
+    for (int k = first; k < end; k++) sum += plain_lanczos((k + 0.5 - center) / stretch);
+    for (int k = first; k < end; k++)
+        weight[k - first] = (float)(plain_lanczos((k + 0.5 - center) / stretch) / sum);
+    return end - first;
+}
+
+static uint8_t plain_level(float sum)
+{
+    return (uint8_t)((sum < 0 ? 0 : sum > 255 ? 255 : sum) + 0.5f);
+}
+
+/* Lines of `in` bytes of three to lines of `out` from o0 on; the axis is (line, position) or (position, line). */
+static void plain_axis(const uint8_t *from, int lines, int in, int full, int o0, int out,
+                       bool is_across, uint8_t *to)
+{
+    float *weight = malloc((size_t)in * sizeof *weight);
+    for (int o = 0; o < out; o++) {
+        int first, n = in == full ? 1 : plain_weights(in, full, o0 + o, &first, weight);
+        if (in == full) first = o0 + o, weight[0] = 1;
+        for (int l = 0; l < lines; l++)
+            for (int c = 0; c < 3; c++) {
+                float sum = 0;
+                for (int k = 0; k < n; k++)
+                    sum +=
+                        (float)from[3 * (is_across ? l * in + first + k : (first + k) * lines + l) +
+                                    c] *
+                        weight[k];
+                to[3 * (is_across ? l * out + o : o * lines + l) + c] = plain_level(sum);
+            }
+    }
+    free(weight);
+}
+
+static void plain_resize(const struct lg_resize_args *a, uint8_t *out)
+{
+    uint8_t *rows = malloc((size_t)(a->height * a->out_w * 3));
+    plain_axis(a->rgb, a->height, a->width, a->full_w, a->x0, a->out_w, true, rows);
+    plain_axis(rows, a->out_w, a->height, a->full_h, a->y0, a->out_h, false, out);
+    free(rows);
+}
+
+/* What the processor has, then what every one has. */
+static void with_both_widths(void (*check)(void))
+{
+    check();
+    lg_wide_allow(false);
+    assert_false(lg_wide());
+    check();
+    lg_wide_allow(true);
+}
+
+static int below(uint64_t round, uint64_t what, int n)
+{
+    return (int)(lg_philox(3, LG_PURPOSE_TEST, round, what).v[0] % (uint32_t)n);
+}
+
+/* The picture's memory ends with it, for the sanitizer. Hard edges, so that sums are clipped. */
+static uint8_t *random_picture(uint64_t round, int width, int height)
+{
+    const size_t bytes = (size_t)(width * height) * 3;
+    uint8_t *rgb = malloc(bytes);
+    for (uint64_t i = 0; i < bytes; i++) {
+        const uint32_t v = lg_philox(4, LG_PURPOSE_TEST, round, i).v[0];
+        rgb[i] = (uint8_t)(v & 0x100 ? v : v & 0x200 ? 255 : 0);
+    }
+    return rgb;
+}
+
+static void check_resize(void)
+{
+    lg_resize_scratch scratch = {0};
+    for (uint64_t round = 0; round < 400; round++) {
+        /* Each width up to 40 in turn; at times wide or high, or as many as there were. */
+        const int width = round % 9 == 8 ? 90 + below(round, 0, 90) : 1 + below(round, 0, 40);
+        const int height = round % 11 == 10 ? 200 : 1 + below(round, 1, 40);
+        const int full_w = round % 5 == 1 ? width : 1 + (int)(round % 40);
+        const int full_h = round % 5 == 2 ? height : 1 + below(round, 2, 60);
+        const int x0 = round % 3 ? below(round, 3, full_w) : 0, y0 = below(round, 4, full_h);
+        struct lg_resize_args a = {
+            .rgb = random_picture(round, width, height),
+            .width = width,
+            .height = height,
+            .full_w = full_w,
+            .full_h = full_h,
+            .x0 = x0,
+            .y0 = y0,
+            /* to the right edge, or not */
+            .out_w = round % 2 ? full_w - x0 : 1 + below(round, 5, full_w - x0),
+            .out_h = round % 7 ? full_h - y0 : 1 + below(round, 6, full_h - y0)};
+        const size_t bytes = (size_t)(a.out_w * a.out_h) * 3;
+        uint8_t *want = malloc(bytes);
+        a.out = malloc(bytes);
+        /* Twice with one scratch, and once with its place moved by one: what it keeps is of that place. */
+        for (int k = 0; k < 3; k++) {
+            if (k == 2 && a.x0 + a.out_w < full_w)
+                a.x0++;
+            else if (k == 2 && a.y0 + a.out_h < full_h)
+                a.y0++;
+            plain_resize(&a, want);
+            memset(a.out, 77, bytes);
+            assert_int_equal(lg_resize(&a, &scratch), 0);
+            if (memcmp(a.out, want, bytes) != 0)
+                fail_msg("%d x %d to (%d, %d) %d x %d of %d x %d differs", width, height, a.x0,
+                         a.y0, a.out_w, a.out_h, full_w, full_h);
+        }
+        free((void *)(uintptr_t)a.rgb);
+        free(a.out);
+        free(want);
+    }
+    lg_resize_free(&scratch);
+}
+
+static void test_resize_plain(void **state)
 {
     (void)state;
+    with_both_widths(check_resize);
+}
+
+/* A picture that needs no resizing shows crop, flip and the planar order exactly. */
+static void check_fit(void)
+{
     enum { W = 11, H = 4, S = 4 };
     uint8_t rgb[H * W * 3], out[3 * S * S];
     for (int y = 0; y < H; y++)
@@ -353,6 +492,43 @@ static void test_fit(void **state)
     lg_resize_free(&scratch);
 }
 
+/* Frames of a clip of any width, resized and not: the planes lie apart, and nothing between them is touched. */
+static void check_planes(void)
+{
+    enum { H = 3, FRAMES = 2 };
+    lg_resize_scratch scratch = {0};
+    for (int round = 0; round < 300; round++) {
+        const int w = 1 + round % 150, from_w = w * (1 + round % 3), from_h = H * (1 + round % 3);
+        const bool flip = round / 150 == 1;
+        const size_t plane = (size_t)(w * H), bytes = plane * 3;
+        uint8_t *rgb = random_picture((uint64_t)round, from_w, from_h), *want = malloc(bytes);
+        uint8_t *out = malloc(FRAMES * bytes);
+        memset(out, 77, FRAMES * bytes);
+        const struct lg_fit_args a = {rgb, from_w, from_h, w, H, -1, -1, flip, out, FRAMES * plane};
+        assert_int_equal(lg_fit(&a, &scratch), 0);
+        plain_resize(&(struct lg_resize_args){rgb, from_w, from_h, w, H, 0, 0, w, H, NULL}, want);
+        for (int c = 0; c < 3; c++)
+            for (size_t i = 0; i < plane; i++) {
+                const size_t x = i % (size_t)w, y = i / (size_t)w;
+                const size_t from = y * (size_t)w + (flip ? (size_t)w - 1 - x : x);
+                const uint8_t *at = out + (size_t)c * FRAMES * plane + i;
+                assert_int_equal(at[0], want[3 * from + (size_t)c]);
+                assert_int_equal(at[plane], 77);
+            }
+        free(rgb);
+        free(want);
+        free(out);
+    }
+    lg_resize_free(&scratch);
+}
+
+static void test_fit(void **state)
+{
+    (void)state;
+    with_both_widths(check_fit);
+    with_both_widths(check_planes);
+}
+
 /* One colour stays that colour through any resize: the weights sum to one. */
 static void test_flat_stays_flat(void **state)
 {
@@ -373,11 +549,17 @@ static void test_flat_stays_flat(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode),          cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_damaged),         cmocka_unit_test(test_foreign_and_animated),
-        cmocka_unit_test(test_too_large),       cmocka_unit_test(test_encode_png),
-        cmocka_unit_test(test_jpeg_reduction),  cmocka_unit_test(test_orientation),
-        cmocka_unit_test(test_resize),          cmocka_unit_test(test_fit),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_foreign_and_animated),
+        cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_encode_png),
+        cmocka_unit_test(test_jpeg_reduction),
+        cmocka_unit_test(test_orientation),
+        cmocka_unit_test(test_resize),
+        cmocka_unit_test(test_resize_plain),
+        cmocka_unit_test(test_fit),
         cmocka_unit_test(test_flat_stays_flat),
     };
     return cmocka_run_group_tests(tests, open_golden, close_golden);
