@@ -13,7 +13,7 @@
  * latent_mean and latent_logvar, (C, h, w), of clips (C, f, h, w)), .txt (one caption), .json ({"caption": "..."},
  * {"captions": [...]}, a list of strings or one string; it wins over .txt), .cls (class number in
  * decimal). In a plain folder a picture with neither .txt nor .json has the caption of its line of metadata.jsonl, if there
- * is one: {"file_name": "a.png", "text": "..."}, or "caption" or "captions" as above (source_lines.h). Which text of an item's captions a sample gets: caption.h. Others are ignored, as are names that begin with a dot or "__".
+ * is one: {"file_name": "a.png", "text": "..."}, or "caption" or "captions" as above, or of a metadata.csv (source_lines.h). Which text of an item's captions a sample gets: caption.h. Others are ignored, as are names that begin with a dot or "__".
  *
  * Items are numbered by shard name, then position in the shard (folders: by path), byte order, so
  * the numbering depends on nothing but the data. A shard that is cut short is LG_ERR_CORRUPT at

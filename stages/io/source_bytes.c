@@ -104,7 +104,7 @@ static int open_member(const lg_source *s, size_t shard, const struct lg_index_m
     return open_in_folder(s, shard, m->at, m->bytes, ret_path, ret_fd);
 }
 
-/* The file that a line stands in, and where. */
+/* The file that a line or a field stands in, and where. */
 static int open_line(const lg_source *s, size_t shard, const struct lg_index_member *m,
                      char ret_path[LG_PATH_BYTES], int *ret_fd, uint64_t *ret_at)
 {
@@ -124,7 +124,7 @@ int lg_source_read_member(lg_source *s, size_t shard, const struct lg_index_memb
         return 0;
     }
     uint64_t at = 0;
-    if (m->kind == LG_MEMBER_LINE)
+    if (m->kind == LG_MEMBER_LINE || m->kind == LG_MEMBER_FIELD)
         LG_TRY(open_line(s, shard, m, path, &fd, &at));
     else
         LG_TRY(open_member(s, shard, m, path, &fd));

@@ -194,12 +194,13 @@ static void leave_out(uint64_t *n, char first[LG_NAME_SHOWN_BYTES], const char *
     ++*n;
 }
 
-/* A metadata.jsonl. */
+/* A metadata.jsonl or metadata.csv. */
 static int add_lines(struct files *f, const char *relative, uint64_t bytes)
 {
     struct lg_index *x = f->index;
     if (x->n_line_files == LG_LINES_FILES_MAX)
-        return LG_FAIL(LG_ERR_CONFIG, "data.path: more than %d files " LG_LINES_NAME,
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "data.path: more than %d files " LG_LINES_NAME " and " LG_LINES_CSV_NAME,
                        LG_LINES_FILES_MAX);
     struct lg_index_line_file of = {.bytes = bytes},
                               *all = realloc(x->line_file, (x->n_line_files + 1) * sizeof *all);
@@ -207,7 +208,7 @@ static int add_lines(struct files *f, const char *relative, uint64_t bytes)
     x->line_file = all;
     LG_TRY(add_name(x, relative, strlen(relative), &of.name_at));
     all[x->n_line_files] = of;
-    return lg_lines_add(&f->lines, f->folder, relative, (uint32_t)x->n_line_files++);
+    return lg_lines_add(&f->lines, f->folder, relative, (uint16_t)x->n_line_files++);
 }
 
 static int by_key(const void *a, const void *b)
@@ -312,8 +313,8 @@ static int add_item(struct lg_index *x, size_t shard, const struct files *f, siz
         LG_TRY(add_member(x, of->kind, at, of->bytes));
     }
     if (line && !has_caption)
-        LG_TRY(add_member(x, LG_MEMBER_LINE, (uint64_t)line->file << LG_LINE_FILE_SHIFT | line->at,
-                          line->bytes));
+        LG_TRY(add_member(x, line->is_csv ? LG_MEMBER_FIELD : LG_MEMBER_LINE,
+                          (uint64_t)line->file << LG_LINE_FILE_SHIFT | line->at, line->bytes));
     return 0;
 }
 
@@ -422,10 +423,12 @@ static int check(const struct lg_index *x, const struct lg_index_source *s, cons
                        "data.path: %s holds %s, unlike the first source: encode all of them before "
                        "training, or none",
                        path, n[LG_MEMBER_LATENT] ? "latents" : "pictures");
-    if (o->need_caption && n[LG_MEMBER_TXT] + n[LG_MEMBER_JSON] + n[LG_MEMBER_LINE] == 0)
+    if (o->need_caption &&
+        n[LG_MEMBER_TXT] + n[LG_MEMBER_JSON] + n[LG_MEMBER_LINE] + n[LG_MEMBER_FIELD] == 0)
         return LG_FAIL(LG_ERR_CONFIG,
                        "data.path: no caption in %s; the model is conditioned on text: looked for "
-                       ".txt and .json beside %zu pictures, and in a folder for " LG_LINES_NAME,
+                       ".txt and .json beside %zu pictures, and in a folder for " LG_LINES_NAME
+                       " and " LG_LINES_CSV_NAME,
                        path, (size_t)s->count);
     if (o->need_label && n[LG_MEMBER_CLS] == 0)
         return LG_FAIL(LG_ERR_CONFIG,

@@ -12,14 +12,15 @@ enum lg_member_kind {
     LG_MEMBER_TXT,
     LG_MEMBER_JSON,
     LG_MEMBER_CLS,
-    LG_MEMBER_CLIP, /* where options.clips says so */
-    LG_MEMBER_LINE, /* of a folder's metadata.jsonl, where there is neither .txt nor .json */
+    LG_MEMBER_CLIP,  /* where options.clips says so */
+    LG_MEMBER_LINE,  /* of a folder's metadata.jsonl, where there is neither .txt nor .json */
+    LG_MEMBER_FIELD, /* likewise, of its metadata.csv: the one with the caption */
     LG_MEMBER_KINDS
 };
 enum { LG_LINE_FILE_SHIFT = 48 };
 
 struct lg_index_member {
-    /* tar: offset of the content; folder: offset in names of the relative path; LINE: number of its line_file <<
+    /* tar: offset of the content; folder: offset in names of the relative path; LINE, FIELD: number of its line_file <<
      * LG_LINE_FILE_SHIFT | offset in it */
     uint64_t at;
     uint32_t bytes; /* UINT32_MAX stands for more */

@@ -1,5 +1,7 @@
 /* The contents of items; see source.h. */
 #include "base/json.h"
+#include "stages/io/csv.h"
+#include "stages/io/source_lines.h"
 #include "stages/io/source_private.h"
 #include <ctype.h>
 #include <stdio.h>
@@ -95,6 +97,20 @@ static int parse_json(lg_item *item, bool is_line, const char *json, size_t byte
         return LG_FAIL(LG_ERR_VOID, "%s: the caption in its %s is no string", item->key,
                        json_name(is_line));
     }
+    return 0;
+}
+
+/* The caption in a field of metadata.csv; an empty one is none. */
+static int parse_field(lg_item *item, char *field, size_t bytes)
+{
+    lg_csv c;
+    lg_csv_open(&c, &(struct lg_csv_source){
+                        .label = "it", .data = field, .bytes = bytes, .code = LG_ERR_VOID});
+    if (bytes == 0) return 0;
+    if (lg_csv_next(&c) < 0 || c.at + c.bytes != bytes)
+        return LG_FAIL(LG_ERR_VOID, "%s: its caption in " LG_LINES_CSV_NAME " is no field of CSV",
+                       item->key);
+    item->caption[item->n_captions++] = trimmed(field, lg_csv_text(&c, field));
     return 0;
 }
 
@@ -206,6 +222,8 @@ static int parse(const lg_source *s, lg_item *item, const struct spans *p)
     if ((m = p->member[captions]))
         LG_TRY(parse_json(item, is_line, item->data + p->at[captions], m->bytes,
                           item->data + p->captions_at));
+    if ((m = p->member[LG_MEMBER_FIELD]))
+        LG_TRY(parse_field(item, item->data + p->at[LG_MEMBER_FIELD], m->bytes));
     if ((m = p->member[LG_MEMBER_TXT]) && item->n_captions == 0)
         item->caption[item->n_captions++] = trimmed(item->data + p->at[LG_MEMBER_TXT], m->bytes);
     if ((m = p->member[LG_MEMBER_CLS]))
@@ -216,7 +234,9 @@ static int parse(const lg_source *s, lg_item *item, const struct spans *p)
                        : s->options.clips       ? "picture or clip"
                                                 : "picture (.png, .jpg, .jpeg or .webp)");
     if (s->options.need_caption && item->n_captions == 0)
-        return LG_FAIL(LG_ERR_VOID, "%s: has no caption (.txt, .json or a line of metadata.jsonl)",
+        return LG_FAIL(LG_ERR_VOID,
+                       "%s: has no caption (.txt, .json, or a line of " LG_LINES_NAME
+                       " or " LG_LINES_CSV_NAME ")",
                        item->key);
     if (s->options.need_label && item->label < 0)
         return LG_FAIL(LG_ERR_VOID, "%s: has no class label (.cls)", item->key);

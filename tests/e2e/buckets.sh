@@ -111,6 +111,22 @@ same_step() { # RUN RUN: loss and norm, but for the order of sums
 }
 check "empty places weigh nothing and are no voids" same_step "$T/five-of-five" "$T/five-of-eight"
 
+# Captions in a metadata.csv are those of .txt.
+as_csv() { # FOLDER OF .TXT: its captions as CSV
+    echo file_name,text
+    for f in "$1"/*.txt; do
+        printf '%s.png,"%s"\r\n' "$(basename "$f" .txt)" "$(sed 's/"/""/g' "$f")"
+    done
+}
+mkdir "$T/five-csv"
+cp "$T"/five/*.png "$T/five-csv"
+as_csv "$T/five" >"$T/five-csv/metadata.csv"
+tiny "$T/five-of-txt" "${five[@]}" --set trainer.max_steps=4 --set trainer.global_batch_size=5 --set trainer.micro_batch_size=5
+tiny "$T/five-of-csv" "${five[@]}" --set data.path="$T/five-csv" --set trainer.max_steps=4 --set trainer.global_batch_size=5 --set trainer.micro_batch_size=5
+for run in five-of-txt five-of-csv; do jq -c '[.loss, .grad_norm, .voids]' "$T/$run/metrics.jsonl" >"$T/$run.loss"; done
+check "four steps were made" test "$(wc -l <"$T/five-of-csv.loss")" = 4
+check "a run with the captions of a metadata.csv is that with .txt" cmp "$T/five-of-txt.loss" "$T/five-of-csv.loss"
+
 # Pictures that are damaged count as squares and are void; an empty one too. lgsup data names them, and copies.
 variant broken
 mkdir "$T/pictures"
@@ -126,6 +142,11 @@ for say in "$items samples of pictures" '00003: PNG is cut off' '00017: picture 
     '1 have none, and would be trained with weight 0' 'are cut at text.length = 8' 'width: 12 to 48 pixels' '16 x 16' 'items are cropped to a neighbour'; do
     check "lgsup data says: $say" grep -q "$say" "$T/data.out"
 done
+mkdir "$T/pictures-csv"
+cp "$T"/pictures/*.png "$T/pictures-csv"
+as_csv "$T/pictures" >"$T/pictures-csv/metadata.csv"
+timeout 120 "$LGSUP" data "$TINY" --set data.path="$T/pictures-csv" 2>&1 | sed "s,$T/pictures-csv,$T/pictures," >"$T/data-csv.out"
+check "lgsup data says the same of captions in a metadata.csv" cmp "$T/data.out" "$T/data-csv.out"
 touch "$T/pictures/scan.tiff"
 timeout 120 "$LGSUP" data "$T/pictures" >"$T/data.out" 2>&1
 expect "lgsup data of a folder" 0 $?

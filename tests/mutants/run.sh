@@ -91,6 +91,7 @@ tests_of_file() {
     stages/io/bpe*) echo bpe ;;
     stages/io/spiece_json.*) echo spiece_json ;;
     stages/io/caption.*) echo caption ;;
+    stages/io/csv.*) echo csv source ;;
     stages/io/mixture.*) echo mixture e2e:sources ;;
     stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source clip_source samples e2e:sources ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;

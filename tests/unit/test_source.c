@@ -2,6 +2,7 @@
  * labels are read from every form; unusable items are void and unreadable files are not. What
  * becomes of an item: test_samples. */
 #include "base/fs.h"
+#include "base/log.h"
 #include "stages/io/picture.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/source_fixture.h"
@@ -188,6 +189,180 @@ static void test_broken_lines(void **state)
                    "a.png has two lines of metadata.jsonl, 1 and 2");
     scratch_write("f/metadata.jsonl", "{\"file_name\": 1}\n");
     expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG, "file_name is no string");
+}
+
+/* The same of metadata.csv. */
+static void test_csv(void **state)
+{
+    (void)state;
+    struct lg_source_options text = {.need_caption = true};
+    static const char *const names[] = {"a", "b", "c", "e", "g", "h", "sub/deep/d"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(names); i++) {
+        char name[64];
+        snprintf(name, sizeof name, "f/%s.png", names[i]);
+        write_png(name, (int)i);
+    }
+    scratch_write("f/b.txt", "bee's own");
+    scratch_write("f/metadata.csv", "\xef\xbb\xbftext,\"n\",file_name,caption\r\n"
+                                    "\" ay, \"\"\xc3\xa9\"\"\r\n2 \",1,a.png,\r\n"
+                                    "\r\n"
+                                    "bee,2,b.png,\r\n"
+                                    "no,,./c.png,sea\r\n"
+                                    "nobody's,,gone.png,\"\"\r\n"
+                                    "no picture's,,,x\r\n"
+                                    ",3,e.png,\"\"\r\n"
+                                    "  ,,g.png,\r\n"
+                                    "hay\xff,,h.png,");
+    scratch_write("f/sub/deep/metadata.csv", "file_name,text\nd.png,dee\n");
+    scratch_write("f/sub/deep/metadata.jsonl", "{\"file_name\": \"other.png\"}\n");
+    lg_source *s = NULL;
+    assert_int_equal(lg_source_open(scratch_path("f"), &text, &s), 0);
+    static const char *const want[] = {
+        "ay, \"\xc3\xa9\"\r\n2", "bee's own", "sea", NULL, "", "hay\xff", "dee"};
+    assert_int_equal(lg_source_count(s), LG_ARRAY_LEN(want));
+    assert_int_equal(lg_source_left_out(s)->other, 0);
+    lg_item item = {0};
+    for (uint64_t i = 0; i < LG_ARRAY_LEN(want); i++) {
+        int rc = lg_source_read(s, i, &item);
+        assert_int_equal(rc, want[i] ? 0 : LG_ERR_VOID);
+        assert_int_equal(item.n_captions, want[i] ? 1 : 0);
+        if (want[i]) assert_string_equal(item.caption[0], want[i]);
+        if (!want[i]) assert_non_null(strstr(lg_err_message(), "e: has no caption"));
+    }
+    /* The file must stay what it was. */
+    scratch_write("f/sub/deep/metadata.csv", "file_name,text\nd.png,\"ee\n");
+    assert_int_equal(lg_source_read(s, 6, &item), LG_ERR_VOID);
+    assert_non_null(
+        strstr(lg_err_message(), "deep/d: its caption in metadata.csv is no field of CSV"));
+    scratch_write("f/sub/deep/metadata.csv", "file_name,text\nd.png,a,b\n");
+    assert_int_equal(lg_source_read(s, 6, &item), LG_ERR_VOID);
+    scratch_write("f/metadata.csv", "file_name,text\n");
+    assert_int_equal(lg_source_read(s, 0, &item), LG_ERR_IO);
+    assert_non_null(strstr(lg_err_message(), "metadata.csv has changed"));
+    lg_err_clear();
+    lg_item_free(&item);
+    lg_source_close(&s);
+}
+
+/* One folder's captions in three forms: what is read is the same. */
+static void test_three_forms(void **state)
+{
+    (void)state;
+    static const char *const folder[] = {"txt", "jsonl", "csv"};
+    static const char *const name[] = {"a", "b", "sub/c", "sub/d"};
+    static const char *const caption[] = {"a cat, \"asleep\"", "one\ntwo", "caf\xc3\xa9", "\"\""};
+    char path[64], all[256] = "";
+    for (size_t i = 0; i < LG_ARRAY_LEN(name); i++) {
+        for (size_t k = 0; k < LG_ARRAY_LEN(folder); k++) {
+            snprintf(path, sizeof path, "%s/%s.png", folder[k], name[i]);
+            write_png(path, (int)i);
+        }
+        snprintf(path, sizeof path, "txt/%s.txt", name[i]);
+        scratch_write(path, caption[i]);
+        strcat(strcat(all, caption[i]), "|");
+    }
+    scratch_write("jsonl/metadata.jsonl",
+                  "{\"file_name\": \"a.png\", \"text\": \"a cat, \\\"asleep\\\"\"}\n"
+                  "{\"file_name\": \"b.png\", \"text\": \"one\\ntwo\"}\n"
+                  "{\"file_name\": \"sub/c.png\", \"text\": \"caf\xc3\xa9\"}\n"
+                  "{\"file_name\": \"sub/d.png\", \"text\": \"\\\"\\\"\"}\n");
+    scratch_write("csv/metadata.csv", "file_name,text\n"
+                                      "a.png,\"a cat, \"\"asleep\"\"\"\n"
+                                      "b.png,\"one\ntwo\"\n"
+                                      "sub/c.png,caf\xc3\xa9\n"
+                                      "sub/d.png,\"\"\"\"\"\"\n");
+    expect_captions(scratch_path("txt"), all);
+    expect_captions(scratch_path("jsonl"), all);
+    expect_captions(scratch_path("csv"), all);
+    const struct lg_source_options text = {.need_caption = true};
+    for (size_t k = 0; k < LG_ARRAY_LEN(folder); k++) {
+        lg_source *s = NULL;
+        assert_int_equal(lg_source_open(scratch_path(folder[k]), &text, &s), 0);
+        lg_source_close(&s);
+    }
+}
+
+static void test_broken_csv(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"file_name,text\na.png,\"A\n", "f/metadata.csv:2: a quote that does not end"},
+        {"file_name,text\na.png,an \"A\"\n", "f/metadata.csv:2: a quote inside a field"},
+        {"text,file_name\n\"A\nB\",a.png\nC\n", "f/metadata.csv:4: the record has fewer fields"},
+        {"file_name,text\na.png,A,B\n", "f/metadata.csv:2: the record has more fields"},
+        {"file_name,text\na.png\n", ": mend the line, or rename the file if it lists no captions"},
+        {"file_name,text,file_name\n",
+         "f/metadata.csv:1: the header has file_name or a column of captions twice"},
+        {"text,file_name,\"text\"\n",
+         "f/metadata.csv:1: the header has file_name or a column of captions twice"},
+        {"file_name,captions\n", "f/metadata.csv:1: lists in a column captions"},
+        {"file_name,text\na.png,A\nb.png,B\n./a.png,C\n",
+         "a.png has two lines of metadata.csv, 2 and 4: remove one"},
+    };
+    write_png("f/a.png", 1);
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        scratch_write("f/metadata.csv", cases[i][0]);
+        expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG, cases[i][1]);
+    }
+    scratch_write("f/metadata.csv", "file_name,text\n\nb.png,B\na.png,A\n");
+    scratch_write("f/metadata.jsonl", "{\"file_name\": \"a.png\"}\n");
+    expect_no_open(
+        scratch_path("f"), NULL, LG_ERR_CONFIG,
+        "a.png has two lines, 1 of a metadata.jsonl and 4 of a metadata.csv: remove one");
+    char *long_text = malloc(LG_SOURCE_TEXT_BYTES_MAX + 64);
+    assert_non_null(long_text);
+    const int n = sprintf(long_text, "file_name,text\na.png,");
+    memset(long_text + n, 'x', LG_SOURCE_TEXT_BYTES_MAX);
+    strcpy(long_text + n + LG_SOURCE_TEXT_BYTES_MAX, "\n");
+    scratch_write("f/metadata.csv", long_text);
+    free(long_text);
+    expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG,
+                   "f/metadata.csv:2: the record is longer than 1048576 bytes");
+}
+
+/* What the log says while the scratch folder f is opened. */
+static void open_and_listen(char ret[1024])
+{
+    const int saved = dup(STDERR_FILENO);
+    FILE *said = tmpfile();
+    assert_true(saved >= 0 && said);
+    fflush(stderr);
+    lg_log_set_level(LG_WARN);
+    dup2(fileno(said), STDERR_FILENO);
+    lg_source *s = NULL;
+    const int rc = lg_source_open(scratch_path("f"), NULL, &s);
+    dup2(saved, STDERR_FILENO);
+    lg_log_set_level(LG_ERROR);
+    close(saved);
+    assert_int_equal(rc, 0);
+    assert_string_equal(captions_of(s), "");
+    lg_source_close(&s);
+    rewind(said);
+    ret[fread(ret, 1, 1023, said)] = 0;
+    fclose(said);
+}
+
+/* A metadata.csv that is about something else. */
+static void test_other_csv(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"", "no column file_name"},
+        {"id,text,text\n1\n2,3,4,5\n", "no column file_name"},
+        {"file_name;text\na.png;A\n", "no column file_name"},
+        {"file_name,label\na.png,3\na.png,4\n", "no column text or caption"},
+        {"file_name,text\n,A\n,B\na.png,\n", "2 lines have no file_name, and are no captions"},
+    };
+    char said[1024];
+    const struct lg_source_options text = {.need_caption = true};
+    write_png("f/a.png", 1);
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        scratch_write("f/metadata.csv", cases[i][0]);
+        open_and_listen(said);
+        const char *at = strstr(said, cases[i][1]);
+        if (!at || strstr(at + 1, "metadata.csv")) fail_msg("%s: %s", cases[i][1], said);
+        if (i < 4) expect_no_open(scratch_path("f"), &text, LG_ERR_CONFIG, "no caption in");
+    }
 }
 
 static void test_left_out(void **state)
@@ -619,6 +794,10 @@ int main(void)
         SOURCE_TEST(test_folder),
         SOURCE_TEST(test_lines),
         SOURCE_TEST(test_broken_lines),
+        SOURCE_TEST(test_csv),
+        SOURCE_TEST(test_three_forms),
+        SOURCE_TEST(test_broken_csv),
+        SOURCE_TEST(test_other_csv),
         SOURCE_TEST(test_left_out),
         SOURCE_TEST(test_links),
         SOURCE_TEST(test_links_of_shards),
