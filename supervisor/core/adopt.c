@@ -21,7 +21,8 @@
 #include <sys/pidfd.h>
 #include <unistd.h>
 
-enum { KILL_MS_MAX = 10000, KILL_TRIES = 5, REFRESH_TRIES = 6 };
+/* A driver can take a minute to let go of a process's memory. */
+enum { KILL_MS_MAX = 60000, KILL_TRIES = 3, REFRESH_TRIES = 6 };
 
 /* Nobody has seen how it ended; what it wrote may tell. */
 static void say_dead(lg_supervisor *s, const struct lg_instance *i)
@@ -92,14 +93,14 @@ bool lg_leftovers_live(lg_board *b)
     return false;
 }
 
-static void kill_row(const struct lg_board_row *row)
+static void kill_row(const struct lg_board_row *row, int wait_ms)
 {
     int pid = (int)atomic_load(&row->pid);
     struct lg_child c = {.pid = pid, .pidfd = pidfd_open(pid, 0)};
     if (c.pidfd < 0) return;
     if (lg_status_row_alive(row)) { /* looked at after the pidfd was opened: it is that process */
         lg_child_signal(&c, SIGKILL);
-        lg_child_wait(&c, KILL_MS_MAX);
+        lg_child_wait(&c, wait_ms);
     }
     lg_child_reap(&c);
 }
@@ -112,7 +113,7 @@ static void end_standbys(lg_board *b, int role)
         lg_life life;
         lg_incarnation who = lg_board_life(b, (lg_role)role, k, &life);
         if (life == LG_LIFE_NONE || atomic_load(&row->standby) != who) continue;
-        kill_row(row);
+        kill_row(row, KILL_MS_MAX);
         lg_board_vacate(b, who);
     }
 }
@@ -183,15 +184,21 @@ static void close_board(lg_board *b)
         for (int k = 0; k < LG_INSTANCES_MAX; k++) close_row(lg_board_row(b, (lg_role)r, k));
 }
 
-void lg_leftovers_kill(lg_board *b, bool keeper)
+static void kill_rows(lg_board *b, bool keeper, int wait_ms)
 {
-    close_board(b);
     for (int r = 0; r < LG_ROLE_COUNT; r++) {
         if (!is_ours(r) || (r == LG_ROLE_keeper && !keeper)) continue;
         for (int k = 0; k < LG_INSTANCES_MAX; k++)
             for (int n = 0; n < KILL_TRIES && may_live(lg_board_row(b, (lg_role)r, k)); n++)
-                kill_row(lg_board_row(b, (lg_role)r, k));
+                kill_row(lg_board_row(b, (lg_role)r, k), wait_ms);
     }
+}
+
+void lg_leftovers_kill(lg_board *b, bool keeper)
+{
+    close_board(b);
+    kill_rows(b, keeper, 0); /* all, before any is waited for */
+    kill_rows(b, keeper, KILL_MS_MAX);
     if (!lg_leftovers_live(b)) atomic_store(&b->s->preamble.ended, LG_BOARD_ENDED);
 }
 
@@ -242,7 +249,7 @@ static void end_unreachable_keeper(lg_supervisor *s)
     lg_progress_say(
         &s->progress, LG_WARN, "keeper: %s: %d regions copied from it, another takes its place",
         ready ? "its socket was removed" : "lgsup died while it started it", s->keep.n_copies);
-    kill_row(row);
+    kill_row(row, KILL_MS_MAX);
 }
 
 /* Copies of all that a living keeper holds. One that cannot be asked may be dying with everybody else, and

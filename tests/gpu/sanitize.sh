@@ -5,7 +5,7 @@
 # usage: sanitize.sh [--tool TOOL[,TOOL]] [--jobs N] [FILTER]      lies beside bin/ (build/gpu, a bundle's gpu/)
 #
 #   FILTER    a regular expression for what follows "test_": programs, with part and arguments where not all are wanted, as
-#             "(long_conv|ops_cuda [01]/4 conv2d)"
+#             "(long_conv|ops_cuda [01]/8 conv2d)"
 #   --jobs    processes at a time; default: 12 (the GPU takes turns between them)
 #
 # Clean is what ends well by itself, with the tool's summary of no error and no hazard, and says nothing of an error of
@@ -87,13 +87,14 @@ export -f one run passed died no_error
 tasks() { # TOOL: the longest first
     local p i
     for p in fp32 tf32 fp16 bf16; do
-        for i in 0 1 2 3; do echo "$1 test_ops_cuda $i/4 conv2d $p"; done
+        for i in {0..7}; do echo "$1 test_ops_cuda $i/8 !linear,conv2d,attention $p"; done
+        for i in {0..7}; do echo "$1 test_ops_cuda $i/8 conv2d $p"; done
         for i in 0 1 2 3; do echo "$1 test_ops_cuda $i/4 attention $p"; done
-        for i in linear '!linear,conv2d,attention'; do echo "$1 test_ops_cuda 0/1 $i $p"; done
+        for i in 0 1; do echo "$1 test_ops_cuda $i/2 linear $p"; done
     done
     for i in {0..8}; do echo "$1 test_long_conv_cuda $i/9"; done
     for i in {0..4}; do echo "$1 test_long_gradients_cuda $i/5"; done
-    for i in {0..11}; do echo "$1 test_long_products_cuda $i/12"; done
+    for i in {0..23}; do echo "$1 test_long_products_cuda $i/24"; done
     for i in {0..31}; do echo "$1 test_long_attention_cuda $i/32"; done
 }
 pool() { grep -E "^[a-z]+ [a-z_]*$filter" | xargs -P "$jobs" -L 1 bash -c 'one "$@"' _; }

@@ -123,7 +123,7 @@ static int64_t results(const struct product *p, const char *precision, double *r
     size_t bytes = lg_stream_scratch_need(dry);
     lg_stream_set_scratch(stream, gpu_scratch(device, bytes), bytes);
     const lg_tensor *out = &t[p->out];
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < (gpu_sanitized() ? 1 : 2); i++) {
         enqueue(p, stream, t);
         ret[i] = gpu_get(stream, out->data, type, (size_t)lg_numel(out));
     }
@@ -141,8 +141,14 @@ static int64_t results(const struct product *p, const char *precision, double *r
 static void check(const struct product *x, const struct gpu_precision *p)
 {
     double *want[2], *got[2];
+    if (gpu_sanitized()) {
+        results(x, p->name, got);
+        gpu_count(true);
+        free(got[0]);
+        return;
+    }
     in_bf16 = p->round != LG_F32; /* tf32 would lose nothing of bf16 */
-    int64_t n = results(x, gpu_sanitized() ? p->name : "fp32", want);
+    int64_t n = results(x, "fp32", want);
     results(x, p->name, got);
     double error = gpu_error(got[0], want[0], (size_t)n, 0);
     /* In 16 bits: the largest error of one rounding. Values scatter, so that one costs 0.4 of that in

@@ -4,6 +4,7 @@
 #include "base/fs.h"
 #include "shm/board.h"
 #include "supervisor/commands/start.h"
+#include "supervisor/core/supervise.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
 #include <fcntl.h>
@@ -281,10 +282,9 @@ static void hold_end(int pid)
     g_held[g_n_held++] = pid;
 }
 
-/* Processes that take long to end: each is killed all the same, before any is waited for. */
-static void test_kill_of_slow_ends(void **state)
+/* A run without its lgsup, none of whose processes can end. */
+static void orphan_and_hold(void)
 {
-    (void)state;
     /* Who is no descendant may not be traced everywhere. */
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
     orphan();
@@ -292,18 +292,45 @@ static void test_kill_of_slow_ends(void **state)
         for (int k = 0; k < 2; k++)
             if (is_alive(pid_of((lg_role)r, k))) hold_end(pid_of((lg_role)r, k));
     assert_int_equal(g_n_held, 10); /* text, VAE and trainer twice; not lgsup */
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
+}
+
+static bool all_are_held(void)
+{
+    for (int i = 0; i < g_n_held; i++)
+        if (!is_held(g_held[i])) return false;
+    return true;
+}
+
+/* Processes that take long to end: each is killed all the same, before any is waited for. */
+static void test_kill_of_slow_ends(void **state)
+{
+    (void)state;
+    orphan_and_hold();
     lg_board_close(&g_board);
     unlink(g_out);
     pid_t stop = LAUNCH("stop", "--kill", g_run);
-    bool held = true;
-    for (int i = 0; i < g_n_held && held; i++) held = is_held(g_held[i]);
-    assert_true(held);
+    assert_true(all_are_held());
     wait_for_output("waiting     for the end of lg-");
     assert_output("state t (traced)");
     let_go();
     assert_exit(exit_of(stop), 0);
-    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
     assert_false(lg_path_exists(board_path()));
+}
+
+/* So does who starts again over a run whose memory is lost. */
+static void test_slow_leftovers(void **state)
+{
+    (void)state;
+    orphan_and_hold();
+    pid_t pid = fork();
+    if (pid == 0) {
+        lg_leftovers_kill(g_board, true);
+        _exit(lg_leftovers_live(g_board));
+    }
+    assert_true(all_are_held());
+    let_go();
+    assert_exit(exit_of(pid), 0);
 }
 
 /* The file of the lock was removed under a living lgsup: still no second one. */
@@ -424,6 +451,7 @@ int main(int argc, char **argv)
         TEST(test_damaged_numbers),
         TEST(test_kill_ends_one_run),
         TEST(test_kill_of_slow_ends),
+        TEST(test_slow_leftovers),
         TEST(test_removed_lock),
         TEST(test_copied_directory),
         TEST(test_stop_half_stored),
