@@ -13,6 +13,7 @@ echo "{\"bench\": \"machine\", \"cores\": $cores, \"cpu\": \"$(sed -n 's/^model 
 "$build/tests/bench/bench_handoff" 2000
 "$build/tests/bench/bench_handoff" 500 "$cores"
 "$build/tests/bench/bench_run" "$build/bin" $config "$dir/run" 9
+"$build/tests/bench/bench_pixels"
 
 "$build/tests/bench/bench_loop" "$build" examples/micro/pipeline.toml "$dir/loop" 100
 
