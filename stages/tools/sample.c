@@ -270,8 +270,8 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
     int rc = lg_draw(&s, &pictures);
     lg_device_close(&s.device);
     LG_TRY(rc);
-    rc = lg_pictures_save(&pictures, &(struct lg_grid_look){.columns = columns, .fps = fps},
-                          o->out);
+    rc =
+        lg_pictures_save(&pictures, &(struct lg_grid_look){.columns = columns, .fps = fps}, o->out);
     char what[64];
     const char *s_of_many = s.n == 1 ? "" : "s";
     snprintf(what, sizeof what, "picture%s", s_of_many);

@@ -142,7 +142,8 @@ static void draw_failures(void)
     g.swap_every = UINT64_MAX;
     if (g.gentle) g.speed_every = UINT64_MAX; /* who stands still for long hangs */
     g.config.supervisor_restarts_max = 3;
-    g.config.supervisor_restart_window_s = -1; /* a crash loop is another matter, four ranks at once, too */
+    g.config.supervisor_restart_window_s =
+        -1; /* a crash loop is another matter, four ranks at once, too */
 }
 
 static void draw_machine(void)
