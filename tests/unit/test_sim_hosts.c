@@ -69,6 +69,14 @@ static void test_honest(void **state)
     assert_true(g_sum.failures > runs && g_sum.drains > 0);
 }
 
+/* A connection goes silent that had been heard, and the peer's own is not heard for it. */
+static void test_silent_once_heard(void **state)
+{
+    (void)state;
+    char why[256] = "";
+    if (!run(&(struct seeds_run){.seed = 17102523}, why, sizeof why)) fail_msg("%s", why);
+}
+
 static void test_plants(void **state)
 {
     (void)state;
@@ -80,6 +88,7 @@ int main(int argc, char **argv)
     int code = seeds_replay(argc, argv, &g_spec);
     if (code >= 0) return code;
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_honest),
+                                       cmocka_unit_test(test_silent_once_heard),
                                        cmocka_unit_test(test_plants)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
