@@ -385,10 +385,17 @@ static int follow_epoch(lg_exchanger *x)
 
 void lg_exchanger_cut_off(lg_exchanger *x)
 {
+    const int64_t now = x->spec.now();
     x->spec.transport->cut_off(x->transport);
+    /* What has come, and is not read yet, came in a session that is cut off now, and would make it count as heard. */
+    for (int i = 0; i < LG_NOTES; i++) x->in[i].transfer.failed |= x->in[i].transfer.done;
+    /* The peer may cut off as well, and is then not told that it is not heard: one of the two has to connect again. */
     for (int h = 0; h < x->hosts; h++) {
-        x->peer[h].cut_session = x->peer[h].session;
-        x->peer[h].greeted = false;
+        struct lg_peer *p = &x->peer[h];
+        p->cut_session = p->session;
+        p->greeted = false;
+        p->is_heard = false;
+        p->connected_ns = now;
     }
 }
 
