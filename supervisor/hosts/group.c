@@ -191,6 +191,20 @@ static unsigned obey(struct lg_group *g, const struct lg_epoch *e)
     return lose(g, why);
 }
 
+/* Joining or coming: a member whose life is earlier than one that is known here of its place had its clock set back, and nobody
+ * whom it heard in time knew of that life (outlive). The members have agreed on the life that it has. */
+static void believe_members(struct lg_group *g, int64_t now_ns)
+{
+    const struct lg_epoch *e = &g->own.epoch;
+    for (int h = 0; h < g->setup.count && e->number; h++) {
+        const int p = e->place[h];
+        struct lg_beat *b = &g->last[p];
+        if (!(e->members >> h & 1) || p == g->setup.place || b->life <= e->life[h]) continue;
+        if (b->phase == LG_GROUP_done || now_ns - g->heard_ns[p] < g->setup.silence_ns) continue;
+        memset(b, 0, sizeof *b); /* of the life that is no more: so that the present one is heard */
+    }
+}
+
 /* Joining or coming: the newest epoch whose members are there. */
 static void look_for_run(struct lg_group *g, int64_t now_ns)
 {
@@ -205,6 +219,7 @@ static void look_for_run(struct lg_group *g, int64_t now_ns)
             g->own.epoch = b->epoch;
     }
     if (g->own.epoch.number) g->company = g->own.epoch.formation;
+    believe_members(g, now_ns);
 }
 
 /* Somebody knows of a later life of this place: the clock has been set back since, or is not set yet. What this one says would
