@@ -213,8 +213,8 @@ static bool keep_connected(lg_exchanger *x, int h)
     }
     if (p->connected && !p->is_heard && now - p->connected_ns > p->patience_ms * LG_MS_NS) {
         p->patience_ms = LG_MIN(2 * p->patience_ms, PATIENCE_MOST_MS);
-        p->session =
-            0; /* it may be the peer's connection that is silent: say that it is not heard */
+        /* It may be the peer's connection that is silent: it is told that it is not heard. */
+        p->session = 0;
         disconnect(x, h);
     }
     if (!p->connected && now >= p->retry_ns) {

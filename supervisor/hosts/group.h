@@ -5,8 +5,8 @@
  * A *place* is a machine of hosts.list, from 0; a *number* is a host of the run (shm/hosts.h), which a place holds. The
  * first hosts.count places begin with their own numbers, the others are spares. A *life* is one start of a place: the
  * time of it, so that a later one is the greater (where the clock was set back, a time after the last one that others know
- * of). A supervisor that dies and is followed by another one on the same board
- * keeps its life.
+ * of; where it heard nobody who knew, the members' epoch says which life it has, to who waits to join). A supervisor that dies
+ * and is followed by another one on the same board keeps its life.
  *
  * Everybody says everything that it knows to everybody, over and over, in one message, the *beat*: what is lost was said
  * again, and what comes late or twice is older than what is known, and dropped. Each beat echoes when the last one of

@@ -70,7 +70,7 @@ static void test_honest(void **state)
 }
 
 /* Connections that go silent, of which the transport tells nobody: one that had been heard, and the peer's own is not heard for
- * it; ones that are cut off with a note unread, by which they would count as heard. */
+ * it; ones that are cut off with a note unread, by which they would count as heard; two that are cut off at the same time. */
 static void test_silent_connections(void **state)
 {
     (void)state;
