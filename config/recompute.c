@@ -10,7 +10,7 @@ static int refuse(const char *word, const char *why)
     return LG_FAIL(
         LG_ERR_CONFIG,
         "memory.recompute: \"%.60s\" %s; expected \"none\", \"norms\", \"mlp\", \"block\", a "
-        "list of blocks like [0, 2, 5], \"every:N\", \"ratio:R\" or \"budget:SIZE\"",
+        "list of blocks like [0, 2, 5], \"every:N\", \"ratio:R\", \"uniform:N\" or \"budget:SIZE\"",
         word, why);
 }
 
@@ -63,10 +63,19 @@ static int parse_blocks(const char *const *words, int blocks, bool *ret)
     return 0;
 }
 
+/* What is more than the net's blocks is as many. */
+static int parse_count(const char *word, const char *n, int blocks, int *ret)
+{
+    int64_t count;
+    if (!whole(n, &count) || count < 1) return refuse(word, "has no whole number of at least 1");
+    *ret = (int)LG_MIN(count, (int64_t)LG_MAX(blocks, 1));
+    return 0;
+}
+
 static int parse_every(const char *word, const char *n, int blocks, bool *ret)
 {
-    int64_t every;
-    if (!whole(n, &every) || every < 1) return refuse(word, "has no whole number of at least 1");
+    int every;
+    LG_TRY(parse_count(word, n, blocks, &every));
     for (int i = 0; i < blocks; i++) ret[i] = i % every == 0;
     return 0;
 }
@@ -91,6 +100,10 @@ static int parse_word(const char *word, int blocks, struct lg_recompute *r)
         return lg_bytes_parse(word + 7, &r->budget)
                    ? 0
                    : refuse(word, "has no size like 10GiB or 512MiB");
+    }
+    if (!strncmp(word, "uniform:", 8)) {
+        r->kind = LG_RECOMPUTE_UNIFORM;
+        return parse_count(word, word + 8, blocks, &r->group);
     }
     r->kind = LG_RECOMPUTE_BLOCKS;
     if (!strncmp(word, "every:", 6)) return parse_every(word, word + 6, blocks, r->block);

@@ -5,15 +5,17 @@
 
 enum lg_recompute_kind {
     LG_RECOMPUTE_NONE,
-    LG_RECOMPUTE_NORMS,  /* results of norms, in every block */
-    LG_RECOMPUTE_MLP,    /* the feed-forward's hidden layer, in every block */
-    LG_RECOMPUTE_BLOCKS, /* all of `block` */
-    LG_RECOMPUTE_BUDGET, /* whatever it takes */
+    LG_RECOMPUTE_NORMS,   /* results of norms, in every block */
+    LG_RECOMPUTE_MLP,     /* the feed-forward's hidden layer, in every block */
+    LG_RECOMPUTE_BLOCKS,  /* all of `block` */
+    LG_RECOMPUTE_UNIFORM, /* all but what enters each group of blocks */
+    LG_RECOMPUTE_BUDGET,  /* whatever it takes */
 };
 
 struct lg_recompute {
     enum lg_recompute_kind kind;
     bool *block; /* [blocks] */
+    int group;   /* with LG_RECOMPUTE_UNIFORM: blocks, from 1 to `blocks` */
     size_t budget;
 };
 

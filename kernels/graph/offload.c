@@ -53,20 +53,28 @@ static void insert(struct offload *o, int before, struct lg_node node)
     o->insertion[o->n++] = (struct lg_insertion){.before = before, .node = node};
 }
 
+static bool is_before(const struct offload *o, int b, int block)
+{
+    return o->backward_begin[b] >= 0 && o->backward_begin[b] < o->backward_begin[block];
+}
+
 /* How many blocks have their backward before that of `block`. */
 static int blocks_before(const struct offload *o, int block)
 {
     int n = 0;
-    for (int b = block + 1; b < o->g->n_blocks; b++) n += o->backward_begin[b] >= 0;
+    for (int b = 0; b < o->g->n_blocks; b++) n += is_before(o, b, block);
     return n;
 }
 
-/* The block whose backward comes right before that of `block`; -1: none does. */
+/* The block whose backward comes right before that of `block`; -1: none does. (A group of blocks that is recomputed begins with
+ * its first one.) */
 static int block_before(const struct offload *o, int block)
 {
-    for (int b = block + 1; b < o->g->n_blocks; b++)
-        if (o->backward_begin[b] >= 0) return b;
-    return -1;
+    int ret = -1;
+    for (int b = 0; b < o->g->n_blocks; b++)
+        if (is_before(o, b, block) && (ret < 0 || o->backward_begin[b] > o->backward_begin[ret]))
+            ret = b;
+    return ret;
 }
 
 /* The readers in the backward get the new value. */

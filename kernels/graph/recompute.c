@@ -3,7 +3,7 @@
  * Per block, the last one first: the values that are dropped are those of its forward nodes that the classes name
  * and no other block reads. From those that the backward reads the walk goes back through the block's nodes to
  * what is kept; these nodes are repeated, in their order, before the first reader, with new values for all their
- * results, and the readers get these. */
+ * results, and the readers get these. With LG_DROP_ENTRY the same is then done with groups of blocks, as if each were one. */
 #include "kernels/graph/recompute.h"
 #include "base/check.h"
 #include "kernels/graph/graph_private.h"
@@ -12,7 +12,9 @@
 
 struct repeat {
     lg_graph *g;
-    int block, n_values; /* before anything was repeated */
+    const unsigned *drop; /* by block */
+    int first, last;      /* blocks: one, or those of a group */
+    int n_values;         /* before anything was repeated */
     bool *dropped, *needed;
     lg_tensor *again; /* by value: its second making; rank 0: none */
 };
@@ -38,22 +40,78 @@ static unsigned class_of(const lg_graph *g, int node, const struct lg_use *out)
     }
 }
 
-static bool is_forward_of(const lg_graph *g, int node, int block)
+static bool is_inside(const struct repeat *r, int block)
 {
-    return !g->node[node].backward && g->node[node].block == block;
+    return r->first <= block && block <= r->last;
+}
+
+static bool is_forward_inside(const struct repeat *r, int node)
+{
+    return !r->g->node[node].backward && is_inside(r, r->g->node[node].block);
+}
+
+static bool is_of_residual(const struct lg_use *u)
+{
+    return !strncmp(u->operand->name, "residual.", 9);
+}
+
+static bool is_made_in(const lg_graph *g, const lg_tensor *t, int from, int to)
+{
+    const int node = g->value[lg_graph_value_of(t)].first,
+              block = node < 0 ? -1 : g->node[node].block;
+    return from <= block && block <= to;
+}
+
+/* Does this node join blocks [from, to], in which it is, to those before: by a residual of what these made, and the first
+ * norm in here? Its sum is what enters the blocks. */
+static bool joins(const lg_graph *g, int node, int from, int to)
+{
+    if (g->node[node].op != LG_OP_residual_norm_forward) return false;
+    const struct lg_residual_norm_forward_args *a = lg_graph_args(g, node);
+    return !is_made_in(g, &a->residual.x, from, to) && !is_made_in(g, &a->residual.y, from, to);
+}
+
+/* With LG_DROP_RESULTS that sum is kept, and the norm alone is repeated. */
+static bool is_entry(const struct repeat *r, int node)
+{
+    return (r->drop[r->first] & LG_DROP_RESULTS) && joins(r->g, node, r->first, r->last);
+}
+
+/* What of a node that is repeated counts. */
+static int repeated_uses(const struct repeat *r, int node, struct lg_use use[LG_USES_MAX])
+{
+    const int count = lg_graph_uses(r->g, node, use);
+    if (!is_entry(r, node)) return count;
+    int n = 0;
+    for (int i = 0; i < count; i++)
+        if (!is_of_residual(&use[i])) use[n++] = use[i];
+    return n;
+}
+
+/* Is this node, elsewhere in the forward, content with what is made here being dropped? Who joins its block to these is: it
+ * keeps its sum instead, unless that is made again with all else. */
+static bool keeps_sum(const struct repeat *r, int node, const struct lg_use *u)
+{
+    const lg_graph *g = r->g;
+    const int block = g->node[node].block;
+    const unsigned of = block < 0 ? 0 : r->drop[block];
+    const bool repeats_it = (of & (LG_DROP_ALL | LG_DROP_NORMS)) && !(of & LG_DROP_RESULTS);
+    return g->node[node].op == LG_OP_residual_norm_forward && is_of_residual(u) &&
+           !u->operand->out && !repeats_it && (block < 0 || joins(g, node, block, block));
 }
 
 /* What another block's node uses is kept: it reads that, or has made a part of it. */
 static void find_dropped(struct repeat *r, unsigned classes)
 {
     struct lg_use use[LG_USES_MAX];
+    const bool results = classes & LG_DROP_RESULTS;
     for (int own = 1; own >= 0; own--)
         for (int n = 0; n < r->g->n_nodes && !r->g->node[n].backward; n++) {
-            if (is_forward_of(r->g, n, r->block) != own) continue;
-            int count = lg_graph_uses(r->g, n, use);
+            if (is_forward_inside(r, n) != own) continue;
+            int count = own ? repeated_uses(r, n, use) : lg_graph_uses(r->g, n, use);
             for (int i = 0; i < count; i++)
                 if (!own)
-                    r->dropped[use[i].value] = false;
+                    r->dropped[use[i].value] &= results && keeps_sum(r, n, &use[i]);
                 else if (use[i].operand->out && r->g->value[use[i].value].bound < 0 &&
                          (classes & (LG_DROP_ALL | class_of(r->g, n, &use[i]))))
                     r->dropped[use[i].value] = true;
@@ -83,8 +141,8 @@ static bool *find_repeated(struct repeat *r)
     bool *repeated = calloc((size_t)LG_MAX(r->g->n_nodes, 1), sizeof *repeated);
     LG_ASSERT(repeated);
     for (int n = r->g->n_nodes - 1; n >= 0; n--) {
-        if (!is_forward_of(r->g, n, r->block)) continue;
-        int count = lg_graph_uses(r->g, n, use);
+        if (!is_forward_inside(r, n)) continue;
+        int count = repeated_uses(r, n, use);
         for (int i = 0; i < count; i++)
             repeated[n] |= use[i].operand->out && r->needed[use[i].value];
         for (int i = 0; repeated[n] && i < count; i++)
@@ -105,7 +163,14 @@ static lg_tensor moved(const struct repeat *r, const struct lg_use *u)
 static void repeat_node(struct repeat *r, int n)
 {
     struct lg_use use[LG_USES_MAX];
-    int copy = lg_graph_copy(r->g, n), count = lg_graph_uses(r->g, copy, use);
+    const bool entry = is_entry(r, n);
+    int copy = lg_graph_copy(r->g, n);
+    if (entry) {
+        const struct lg_residual_norm_forward_args both =
+            *(struct lg_residual_norm_forward_args *)lg_graph_args(r->g, copy);
+        lg_graph_replace(r->g, copy, LG_OP_norm_modulate_forward, &both.norm);
+    }
+    int count = lg_graph_uses(r->g, copy, use);
     for (int i = 0; i < count; i++) { /* these calls move the values, not the arguments */
         if (use[i].operand->out && !r->again[use[i].value].rank)
             r->again[use[i].value] = lg_graph_twin(r->g, use[i].value);
@@ -127,15 +192,15 @@ static void read_again(struct repeat *r, int from, int to)
     }
 }
 
-static void recompute_block(lg_graph *g, int block, unsigned classes)
+static void recompute_blocks(lg_graph *g, const unsigned *drop, int from, int to)
 {
     size_t n_values = (size_t)LG_MAX(g->n_values, 1);
-    struct repeat r = {.g = g, .block = block, .n_values = g->n_values};
+    struct repeat r = {.g = g, .drop = drop, .first = from, .last = to, .n_values = g->n_values};
     r.dropped = calloc(n_values, sizeof *r.dropped);
     r.needed = calloc(n_values, sizeof *r.needed);
     r.again = calloc(n_values, sizeof *r.again);
     LG_ASSERT(r.dropped && r.needed && r.again);
-    find_dropped(&r, classes);
+    find_dropped(&r, drop[from]);
     int first = find_readers(&r);
     if (first >= 0) {
         bool *repeated = find_repeated(&r);
@@ -155,8 +220,18 @@ static void recompute_block(lg_graph *g, int block, unsigned classes)
 void lg_graph_recompute(lg_graph *g, const unsigned *drop)
 {
     g->repeated = true;
+    for (int b = 0; b < g->n_blocks; b++) {
+        const unsigned whole = LG_DROP_ALL | LG_DROP_RESULTS;
+        LG_ASSERT(!(drop[b] & LG_DROP_RESULTS) || (drop[b] & LG_DROP_ALL));
+        LG_ASSERT(!(drop[b] & LG_DROP_ENTRY) || (b && (drop[b] & drop[b - 1] & whole) == whole));
+    }
     for (int b = g->n_blocks - 1; b >= 0; b--)
-        if (drop[b]) recompute_block(g, b, drop[b]);
+        if (drop[b]) recompute_blocks(g, drop, b, b);
+    for (int b = g->n_blocks - 1, last = b; b >= 0; b--) {
+        if (drop[b] & LG_DROP_ENTRY) continue;
+        if (b < last && drop[b]) recompute_blocks(g, drop, b, last);
+        last = b - 1;
+    }
 }
 
 /* ---- matrices of 8 bits ---- */

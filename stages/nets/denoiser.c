@@ -459,15 +459,34 @@ static int compile(lg_denoiser *net, const unsigned *drop)
     return lg_net_compile(&n, &net->program);
 }
 
+/* Only what enters each group of blocks is kept. */
+static void drop_uniformly(int group, int blocks, unsigned *ret)
+{
+    for (int b = 0; b < blocks; b++)
+        ret[b] = LG_DROP_ALL | LG_DROP_RESULTS | (b % group ? LG_DROP_ENTRY : 0);
+}
+
 /* Steps of dropping more, those first that free the most bytes per operation that is made again: norms cost next to
  * nothing, a feed-forward's hidden layer one product of the forward. Step k of class c: the first k blocks drop c, and all
- * blocks what comes before it. */
+ * blocks what comes before it. Behind the last class: groups of 1, 2 ... blocks, while the group's own entries are not more than
+ * those of all groups. */
+enum { CLASSES = 3 };
+static int steps_of(int blocks)
+{
+    int group = 1;
+    while ((group + 1) * (group + 1) <= blocks) group++;
+    return CLASSES * blocks + group;
+}
 static void drop_for_step(int step, int blocks, unsigned *ret)
 {
-    static const unsigned classes[] = {LG_DROP_NORMS, LG_DROP_MLP, LG_DROP_ALL};
+    static const unsigned classes[CLASSES] = {LG_DROP_NORMS, LG_DROP_MLP, LG_DROP_ALL};
+    if (step > CLASSES * blocks) {
+        drop_uniformly(step - CLASSES * blocks, blocks, ret);
+        return;
+    }
     for (int b = 0; b < blocks; b++) {
         ret[b] = 0;
-        for (int c = 0; c < (int)LG_ARRAY_LEN(classes); c++)
+        for (int c = 0; c < CLASSES; c++)
             if (step > c * blocks + b) ret[b] |= classes[c];
     }
 }
@@ -477,18 +496,31 @@ static size_t activations(const lg_denoiser *net)
     return lg_program_arena_bytes(net->program) + lg_program_exchanged_bytes(net->program);
 }
 
-/* The first step from `low` on that keeps within the budget; more steps never take more memory. */
+/* Whether the activations of this step keep within the budget; it is what is compiled then. */
+static int try_step(lg_denoiser *net, size_t budget, unsigned *drop, int step, bool *ret)
+{
+    drop_for_step(step, net->config.depth, drop);
+    LG_TRY(compile(net, drop));
+    *ret = activations(net) <= budget;
+    return 0;
+}
+
+/* The first step from `low` on that does, or the last; more steps of the classes never take more memory. */
 static int find_step(lg_denoiser *net, size_t budget, unsigned *drop, int low, int *ret)
 {
-    int high = 3 * net->config.depth;
+    int high = CLASSES * net->config.depth;
+    bool fits = false;
     while (low < high) {
         int step = low + (high - low) / 2;
-        drop_for_step(step, net->config.depth, drop);
-        LG_TRY(compile(net, drop));
-        if (activations(net) <= budget)
+        LG_TRY(try_step(net, budget, drop, step, &fits));
+        if (fits)
             high = step;
         else
             low = step + 1;
+    }
+    for (; low >= CLASSES * net->config.depth && low < steps_of(net->config.depth); low++) {
+        LG_TRY(try_step(net, budget, drop, low, &fits));
+        if (fits) break;
     }
     *ret = low;
     return 0;
@@ -545,6 +577,13 @@ static void say_recomputed(const unsigned *drop, int blocks, char ret[LG_RECOMPU
         {"mlp", LG_DROP_ALL | LG_DROP_MLP, LG_DROP_MLP},
     };
     int at = 0;
+    const int entries =
+        count_dropped(drop, blocks, LG_DROP_RESULTS | LG_DROP_ENTRY, LG_DROP_RESULTS);
+    if (entries) {
+        snprintf(ret, LG_RECOMPUTED_BYTES, "everything but what enters %d of %d blocks", entries,
+                 blocks);
+        return;
+    }
     for (size_t i = 0; i < LG_ARRAY_LEN(said); i++) {
         int n = count_dropped(drop, blocks, said[i].mask, said[i].of);
         if (n)
@@ -565,6 +604,7 @@ static int compile_mode(lg_denoiser *net)
                   : r.kind == LG_RECOMPUTE_MLP ? LG_DROP_MLP
                   : r.block[b]                 ? LG_DROP_ALL
                                                : 0;
+    if (r.kind == LG_RECOMPUTE_UNIFORM) drop_uniformly(r.group, blocks, drop);
     int rc = r.kind == LG_RECOMPUTE_BUDGET && net->mode.train ? fit(net, r.budget, drop)
                                                               : compile(net, drop);
     if (net->mode.train) say_recomputed(drop, blocks, net->bytes.recomputed);

@@ -5,7 +5,7 @@
 #include "kernels/graph/grad.h"
 #include "kernels/graph/program.h"
 
-enum { SMALL_BOUND_MAX = 96, SMALL_B = 2, SMALL_T = 3, SMALL_H = 2, SMALL_D = 4 };
+enum { SMALL_BOUND_MAX = 256, SMALL_B = 2, SMALL_T = 3, SMALL_H = 2, SMALL_D = 4 };
 #define SMALL_FILL 7.0
 
 struct small_graph {

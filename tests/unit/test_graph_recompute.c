@@ -15,6 +15,7 @@
 
 enum { B = SMALL_B, T = SMALL_T, D = SMALL_D, BLOCKS = 3 };
 enum { NORMS = LG_DROP_NORMS, MLP = LG_DROP_MLP, ALL = LG_DROP_ALL };
+enum { START = ALL | LG_DROP_RESULTS, GROUP = START | LG_DROP_ENTRY }; /* the group's others */
 
 static struct small_graph small, *const f = &small;
 static const unsigned nothing[BLOCKS];
@@ -34,18 +35,23 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Three blocks that one condition modulates, with a norm behind them. */
-static void describe_net(void)
+/* Blocks that one condition modulates, with a norm behind them. */
+static void describe_blocks(int n)
 {
-    lg_tensor mod = small_act(f, small_wanted(f, "condition", small_t2(f, B, BLOCKS * 6 * D)));
+    lg_tensor mod = small_act(f, small_wanted(f, "condition", small_t2(f, B, n * 6 * D)));
     lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, T, D)));
-    for (int i = 0; i < BLOCKS; i++) {
+    for (int i = 0; i < n; i++) {
         lg_graph_begin_block(f->g);
         x = small_block(f, x, lg_slice(mod, 1, i * 6 * D, 6 * D));
         lg_graph_end_block(f->g);
     }
     x = small_norm(f, x, LG_NONE, LG_NONE);
     small_act_into(f, x, small_out(f, x));
+}
+
+static void describe_net(void)
+{
+    describe_blocks(BLOCKS);
 }
 
 static void build(void (*describe)(void), bool fuse, const unsigned *drop)
@@ -108,9 +114,12 @@ static int differ(void (*describe)(void), bool fuse, const unsigned *drop)
 static int compare_on(const char *isa)
 {
     static const unsigned some[][BLOCKS] = {
-        {NORMS, MLP, ALL}, {ALL, NORMS, MLP},   {MLP, ALL, NORMS},    {ALL, 0, ALL},
-        {0, ALL, 0},       {0, NORMS, 0},       {0, 0, MLP},          {ALL, ALL, 0},
-        {0, ALL, ALL},     {NORMS | MLP, 0, 0}, {0, ALL | NORMS, MLP}};
+        {NORMS, MLP, ALL},     {ALL, NORMS, MLP},     {MLP, ALL, NORMS},     {ALL, 0, ALL},
+        {0, ALL, 0},           {0, NORMS, 0},         {0, 0, MLP},           {ALL, ALL, 0},
+        {0, ALL, ALL},         {NORMS | MLP, 0, 0},   {0, ALL | NORMS, MLP}, {START, START, START},
+        {START, GROUP, GROUP}, {START, GROUP, START}, {START, START, GROUP}, {START, START, ALL},
+        {ALL, START, GROUP},   {START, 0, START},     {NORMS, START, GROUP}, {START, GROUP, MLP},
+        {START, NORMS, START}, {START, GROUP, NORMS}};
     int failures = 0;
     small_open(f, "host", isa);
     for (int fuse = 0; fuse < 2; fuse++) {
@@ -130,6 +139,18 @@ static void test_bits_are_the_same(void **state)
     for_each_isa(compare_on);
 }
 
+/* For block i of a random graph; a group is of blocks that are all made again whole. */
+static void random_drops(uint64_t seed, unsigned *ret, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        const uint64_t bits = (seed * 0x9E3779B97F4A7C15u + i * 0xBF58476D1CE4E5B9u) >> 20;
+        ret[i] = seed / 2 % 2 ? (unsigned)(bits % (2 * (NORMS | MLP | ALL)))
+                              : 1 + (unsigned)(seed / 4 + i) % (NORMS | MLP | ALL);
+        if (ret[i] & LG_DROP_RESULTS) ret[i] |= ALL;
+        if (i && bits / 64 % 4 && (ret[i] & ret[i - 1] & START) == START) ret[i] |= LG_DROP_ENTRY;
+    }
+}
+
 /* Graphs whose blocks end anywhere: a value may be made in one, or outside, and read in others. */
 static void test_random_graphs(void **state)
 {
@@ -140,9 +161,8 @@ static void test_random_graphs(void **state)
         char *bits[2];
         size_t n[2];
         for (int drop = 0; drop < 2; drop++) {
-            unsigned what[16];
-            for (unsigned i = 0; i < LG_ARRAY_LEN(what); i++)
-                what[i] = drop ? 1 + (unsigned)(seed / 2 + i) % (NORMS | MLP | ALL) : 0;
+            unsigned what[16] = {0};
+            if (drop) random_drops(seed, what, LG_ARRAY_LEN(what));
             small_random(f, seed);
             small_grad(f);
             if (seed % 2) lg_graph_fuse(f->g);
@@ -214,6 +234,24 @@ static void test_nodes_that_are_repeated(void **state)
                     (struct counts){.residual_norm = 2, .linear = 3, .attention = 1});
 }
 
+/* What the next block begins with is made up to the last linear, and its norm alone is repeated; the net's last norm, in no
+ * block, is not. A group's forward is repeated once more, up to what enters its last block. */
+static void test_nodes_of_groups(void **state)
+{
+    (void)state;
+    assert_repeated((unsigned[]){START, START, START},
+                    (struct counts){.norm = 3, .residual_norm = 3, .linear = 12, .attention = 3});
+    assert_repeated(
+        (unsigned[]){START, GROUP, GROUP},
+        (struct counts){.norm = 4, .residual_norm = 3 + 2 + 2, .linear = 12 + 8, .attention = 5});
+    assert_repeated(
+        (unsigned[]){START, GROUP, START},
+        (struct counts){.norm = 4, .residual_norm = 3 + 1 + 1, .linear = 12 + 4, .attention = 4});
+    /* Its results are joined to a block that repeats its sum from them. */
+    assert_repeated((unsigned[]){START, ALL, 0},
+                    (struct counts){.norm = 1, .residual_norm = 3, .linear = 6, .attention = 2});
+}
+
 /* The residual stream and the last projection of a block belong to the next one, too. */
 static void test_boundaries_are_kept(void **state)
 {
@@ -242,6 +280,32 @@ static void test_memory_shrinks(void **state)
     size_t both = arena_bytes((unsigned[]){NORMS | MLP, NORMS | MLP, NORMS | MLP});
     size_t all = arena_bytes((unsigned[]){ALL, ALL, ALL});
     assert_true(norms < none && mlp < none && both < norms && both < mlp && all < both);
+}
+
+enum { DEEP = 12 };
+static void describe_deep(void)
+{
+    describe_blocks(DEEP);
+}
+
+static size_t deep_bytes(const unsigned *drop)
+{
+    build(describe_deep, true, drop);
+    return lg_program_arena_bytes(f->p);
+}
+
+/* With whole blocks two values of each, of which one is left; but three more are there at once in a block's backward. Of
+ * groups of three a third of those, and two in the group. */
+static void test_what_is_kept(void **state)
+{
+    (void)state;
+    enum { VALUE = 128 }; /* (B, T, D) in fp32, on 64 bytes */
+    unsigned block[DEEP], start[DEEP], three[DEEP];
+    for (int i = 0; i < DEEP; i++)
+        block[i] = ALL, start[i] = START, three[i] = i % 3 ? GROUP : START;
+    const size_t of_block = deep_bytes(block), of_start = deep_bytes(start);
+    assert_true(of_start + (DEEP - 1 - 3) * VALUE <= of_block);
+    assert_true(deep_bytes(three) + (DEEP - DEEP / 3 - 2) * VALUE <= of_start);
 }
 
 /* ---- a print ---- */
@@ -428,8 +492,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bits_are_the_same),
         TEST(test_random_graphs),
         TEST(test_nodes_that_are_repeated),
+        TEST(test_nodes_of_groups),
         TEST(test_boundaries_are_kept),
         TEST(test_memory_shrinks),
+        TEST(test_what_is_kept),
         TEST(test_print),
         TEST(test_print_of_a_residual),
         TEST(test_a_value_made_in_and_outside_a_block),
