@@ -1,15 +1,16 @@
 /* A GPU that is only described; see device.h.
  *
  * What an operation wants of scratch memory there, before libraries are asked and algorithms timed, is a bound: what
- * kernels/cuda lets a library's product or convolution have (WORKSPACE_MAX of gemm.c and cudnn_conv.c), and beside it
- * sums in fp32 of pieces of an operand, which are fewer than its elements; scores of heads that are wider than own kernels
- * take (wide_attention.c). tests/e2e/gpu_fits.sh holds it to what liblg-cuda.so wants. */
+ * kernels/cuda lets a library's product or convolution have (WORKSPACE_MAX of gemm.c and cudnn_conv.c); sums in fp32 over
+ * pieces of at least PIECE rows (column_sums.cu, gelu_product.cu, norm.cuh), else of an operand's elements; an attention's dQ in
+ * fp32, its rows and counters (long_attention_scratch.cuh), and scores of heads that are wider than own kernels take
+ * (wide_attention.c). tests/e2e/gpu_fits.sh holds it to what liblg-cuda.so wants. */
 #include "base/check.h"
 #include "kernels/op_table.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEAD_OWN_MAX = 128, ALIGNED = 256 };
+enum { HEAD_OWN_MAX = 128, ALIGNED = 256, PIECE = 64, NORM_SUMS = 4 };
 #define PRODUCT_BYTES ((size_t)32 << 20)
 #define CONV_BYTES    ((size_t)256 << 20)
 #define SCORES_BYTES  ((size_t)256 << 20) /* PASS_BYTES of wide_attention.c, at least */
@@ -46,11 +47,49 @@ static size_t largest_operand(const struct lg_op_info *op, const void *args)
     return most;
 }
 
+/* A sum of each column for each piece of rows. */
+static size_t column_sums(int64_t rows, int64_t columns)
+{
+    return (size_t)((rows + PIECE - 1) / PIECE * columns) * sizeof(float) + ALIGNED;
+}
+
+/* x: (B, T, D); all kinds of sums, and one of each sample. */
+static size_t norm_sums(const lg_tensor *x)
+{
+    return (size_t)x->dim[0] *
+           (NORM_SUMS * column_sums(x->dim[1], x->dim[2]) + (size_t)x->dim[2] * sizeof(float));
+}
+
+static int64_t rounded(int64_t n, int64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* dQ, of which some of a head's columns lie twice; three numbers of each of its rows; with few keys dK and dV for each part of
+ * the queries; beside them the bias's. */
+static size_t attention_sums(const struct lg_attention_backward_args *a)
+{
+    enum { BLOCK = 128, FEW_KEYS = 512, PART = 1024 };
+    const int64_t B = a->q.dim[0], Tq = a->q.dim[1], Tk = a->k.dim[1], H = a->q.dim[2];
+    const int64_t D = a->q.dim[3], rows = B * H * rounded(Tq, BLOCK);
+    const int64_t parts = Tk < FEW_KEYS ? 2 * rounded(Tq, PART) / PART : 0;
+    const int64_t floats =
+        rows * (D + D / 8 + 3) + parts * B * H * rounded(Tk, BLOCK) * D + 4 * ALIGNED;
+    return (size_t)floats * sizeof(float) +
+           (a->dbias.rank ? column_sums(B * LG_MAX(Tq, Tk), 3 * H * D) : 0);
+}
+
 /* Of a head that is wider: scores and what softmax makes of them, of as many samples as fit, at least one. */
 static size_t scores(const lg_tensor *q, const lg_tensor *k)
 {
     if (q->dim[3] <= HEAD_OWN_MAX) return 0;
     return 2 * LG_MAX(SCORES_BYTES, (size_t)(q->dim[1] * k->dim[1]) * sizeof(float));
+}
+
+/* A product, or the sums of what has as many rows as it. */
+static size_t rows_of(const lg_tensor *t)
+{
+    return LG_MAX(PRODUCT_BYTES, column_sums(t->dim[0], t->dim[1]));
 }
 
 static size_t scratch_bytes(lg_device *d, lg_op_id op, const void *args)
@@ -61,11 +100,9 @@ static size_t scratch_bytes(lg_device *d, lg_op_id op, const void *args)
     case LG_OP_linear_forward:
         return PRODUCT_BYTES;
     case LG_OP_linear_backward_data:
-        return LG_MAX(PRODUCT_BYTES,
-                      in_fp32(&((const struct lg_linear_backward_data_args *)args)->dx));
+        return rows_of(&((const struct lg_linear_backward_data_args *)args)->dx);
     case LG_OP_linear_backward_weight:
-        return LG_MAX(PRODUCT_BYTES,
-                      in_fp32(&((const struct lg_linear_backward_weight_args *)args)->dy));
+        return rows_of(&((const struct lg_linear_backward_weight_args *)args)->dy);
     case LG_OP_conv2d_forward:
     case LG_OP_norm_conv2d_forward:
     case LG_OP_conv3d_forward:
@@ -76,12 +113,19 @@ static size_t scratch_bytes(lg_device *d, lg_op_id op, const void *args)
         return wide ? wide + PRODUCT_BYTES : 0;
     }
     case LG_OP_attention_backward:
-    case LG_OP_sum_rows:
+        return LG_MAX(sums, attention_sums(args));
+    case LG_OP_norm_modulate_backward:
+        return norm_sums(&((const struct lg_norm_modulate_backward_args *)args)->x);
+    case LG_OP_gate_residual_backward:
+        return norm_sums(&((const struct lg_gate_residual_backward_args *)args)->dout);
+    case LG_OP_norm_residual_backward:
+        return norm_sums(&((const struct lg_norm_residual_backward_args *)args)->norm.x);
+    case LG_OP_sum_rows: {
+        const struct lg_sum_rows_args *a = args;
+        return column_sums(a->x.dim[0], a->x.dim[1]);
+    }
     case LG_OP_rms_norm_backward:
     case LG_OP_group_norm_forward:
-    case LG_OP_norm_modulate_backward:
-    case LG_OP_gate_residual_backward:
-    case LG_OP_norm_residual_backward:
         return sums;
     default:
         return 0;

@@ -496,33 +496,39 @@ static size_t activations(const lg_denoiser *net)
     return lg_program_arena_bytes(net->program) + lg_program_exchanged_bytes(net->program);
 }
 
-/* Whether the activations of this step keep within the budget; it is what is compiled then. */
-static int try_step(lg_denoiser *net, size_t budget, unsigned *drop, int step, bool *ret)
+/* Bytes of activations with this step, which is compiled. */
+static int try_step(lg_denoiser *net, unsigned *drop, int step, size_t *ret)
 {
     drop_for_step(step, net->config.depth, drop);
     LG_TRY(compile(net, drop));
-    *ret = activations(net) <= budget;
+    *ret = activations(net);
     return 0;
 }
 
-/* The first step from `low` on that does, or the last; more steps of the classes never take more memory. */
-static int find_step(lg_denoiser *net, size_t budget, unsigned *drop, int low, int *ret)
+/* The first step from `low` on that keeps within the budget; more steps of the classes never take more memory. -1: none does;
+ * *ret_least: bytes of the one with the fewest that was tried. */
+static int find_step(lg_denoiser *net, size_t budget, unsigned *drop, int low, int *ret,
+                     size_t *ret_least)
 {
-    int high = CLASSES * net->config.depth;
-    bool fits = false;
-    while (low < high) {
+    const int classes = CLASSES * net->config.depth;
+    size_t bytes;
+    for (int high = classes; low < high;) {
         int step = low + (high - low) / 2;
-        LG_TRY(try_step(net, budget, drop, step, &fits));
-        if (fits)
+        LG_TRY(try_step(net, drop, step, &bytes));
+        if (bytes <= budget)
             high = step;
         else
             low = step + 1;
     }
-    for (; low >= CLASSES * net->config.depth && low < steps_of(net->config.depth); low++) {
-        LG_TRY(try_step(net, budget, drop, low, &fits));
-        if (fits) break;
-    }
     *ret = low;
+    if (low < classes) return 0;
+    *ret_least = SIZE_MAX;
+    for (; *ret <= steps_of(net->config.depth); ++*ret) {
+        LG_TRY(try_step(net, drop, *ret, &bytes));
+        *ret_least = LG_MIN(*ret_least, bytes);
+        if (bytes <= budget) return 0;
+    }
+    *ret = -1;
     return 0;
 }
 
@@ -537,25 +543,25 @@ static int fit(lg_denoiser *net, size_t budget, unsigned *drop)
 {
     const struct lg_denoiser_mode mode = net->mode;
     const struct lg_band band = net->band;
+    size_t least = 0;
     int step = 0;
-    for (int r = 0; r < LG_MAX(mode.sequence.degree, 1); r++) {
+    for (int r = 0; r < LG_MAX(mode.sequence.degree, 1) && step >= 0; r++) {
         if (lg_sequence_is_split(&mode.sequence)) net->mode.sequence.rank = r;
         struct lg_band of_rank;
         LG_TRY(lg_denoiser_band(&net->config, &net->mode.sequence, &of_rank));
         set_band(net, &of_rank);
-        LG_TRY(find_step(net, budget, drop, step, &step));
+        LG_TRY(find_step(net, budget, drop, step, &step, &least));
     }
     net->mode = mode;
     set_band(net, &band);
-    drop_for_step(step, net->config.depth, drop);
-    LG_TRY(compile(net, drop));
-    if (activations(net) > budget)
+    if (step >= 0) LG_TRY(try_step(net, drop, step, &least));
+    if (least > budget)
         return LG_FAIL(
             LG_ERR_CONFIG,
             "memory.recompute: a budget of %.2f MiB; with everything recomputed the activations of "
             "a micro-batch of %d still take %.2f MiB: give more, or lower "
             "trainer.micro_batch_size",
-            (double)budget * 0x1p-20, net->mode.batch, (double)activations(net) * 0x1p-20);
+            (double)budget * 0x1p-20, net->mode.batch, (double)least * 0x1p-20);
     return 0;
 }
 

@@ -178,7 +178,7 @@ def draw_free(d, s, zeros):
     if f["parallel.zero"] and d.chance(0.3):
         f["parallel.group"] = d.of(*[n for n in (1, 2, 3, 4) if ranks % n == 0])
     if d.chance(0.4):
-        f["memory.recompute"] = d.of("norms", "mlp", "block", [0], "every:2", "ratio:0.5")
+        f["memory.recompute"] = d.of("norms", "mlp", "block", [0], "every:2", "ratio:0.5", "uniform:1", "uniform:2")
     for key, p in (("offload_activations", 0.3), ("offload_optimizer", 0.25), ("offload_ema", 0.2), ("cast_weights", 0.25)):
         if d.chance(p) and not (key == "cast_weights" and "memory.offload_optimizer" in f):
             f["memory." + key] = True

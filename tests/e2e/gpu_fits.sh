@@ -27,10 +27,10 @@ for gpu in 8.0 8.6 8.9 9.0 10.0 12.0; do
     done
 done
 # GPUs that are described (`lgsup check --memory`) want at least what these do, on the path that they have, and little more.
-at_least() { # ROLE CONFIG [...]
+at_least() { # ROLE CONFIG [...]; $gpu: capability
     local role=$1 file=$2 real bound
     shift 2
-    LG_STUB_CAPABILITY=8.6 "$e2e_build/bin/lg-$role" --plan "$file" "$@" 2>"$T/log" | sed -n '/^{/,$p' >"$T/real" || return 1
+    LG_STUB_CAPABILITY=${gpu:-8.6} "$e2e_build/bin/lg-$role" --plan "$file" "$@" 2>"$T/log" | sed -n '/^{/,$p' >"$T/real" || return 1
     "$e2e_build/bin/lg-$role" --described "$file" "$@" | sed -n '/^{/,$p' >"$T/bound" || return 1
     jq -e --slurpfile b "$T/bound" '.regions == $b[0].regions and (.private | length) > 0' "$T/real" >/dev/null || { echo "regions differ"; return 1; }
     real=$(jq '[.private[].bytes] | add' "$T/real") bound=$(jq '[.private[].bytes] | add' "$T/bound")
@@ -45,6 +45,17 @@ for role in trainer vae text; do check "described: the emoji's $role" at_least $
 check "described: DiT's trainer" at_least trainer "$gpu_toml" "${cuda[@]}" "${dit[@]}"
 check "described: DiT's trainer in fp32" at_least trainer "$gpu_toml" "${cuda[@]}" "${dit[@]}" --set precision=tf32
 check "described: on the tiny net" at_least trainer "$TINY" --set device=cuda --set precision=bf16
+# One picture of 65,536 tokens on two GPUs: what grows with the tokens, where each word of memory.recompute leaves it.
+check "latents" "$e2e_build/bin/lg-random-model" latents --count 1 --size 512 "$T/latents"
+long=(--set model.kind=dit --set vae.model= --set text.model= --set data.path="$T/latents" --set data.latent_size=512 --set data.flip=false
+    --set model.hidden=2048 --set model.depth=12 --set model.heads=32 --set model.num_classes=1000 --set trainer.ranks=2 --set trainer.gpus=0,1
+    --set parallel.sp=2 --set parallel.zero=3 --set trainer.global_batch_size=1 --set trainer.micro_batch_size=1 --set loader.instances=1
+    --set loader.chunk=1 --set window.batches=8 --set 'sample.captions=[]')
+for gpu in 8.6 9.0; do
+    for word in norms block uniform:1 uniform:3; do
+        check "described: a long picture on $gpu, $word" at_least trainer "$gpu_toml" "${cuda[@]}" "${long[@]}" --set memory.recompute=$word
+    done
+done
 # Each has been launched somewhere, where all are built.
 awk '$1 == "launched" { did[$2] } { all[$2] } END { for (k in all) { n++; if (!(k in did)) { m++; print "never launched: " k } }
     print n - m " of " n " kernels were launched" }' "$T/launched" >"$T/coverage" 2>/dev/null && tail -n 1 "$T/coverage"

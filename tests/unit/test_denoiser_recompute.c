@@ -15,6 +15,8 @@ static const char *const none[] = {NULL}, *const norms[] = {"norms", NULL};
 static const char *const mlp[] = {"mlp", NULL}, *const block[] = {"block", NULL};
 static const char *const first[] = {"1", NULL}, *const two[] = {"0", "2", NULL};
 static const char *const every[] = {"every:2", NULL}, *const ratio[] = {"ratio:0.5", NULL};
+static const char *const one[] = {"uniform:1", NULL}, *const twos[] = {"uniform:2", NULL};
+static const char *const threes[] = {"uniform:3", NULL}, *const whole[] = {"uniform:99", NULL};
 
 static struct lg_denoiser_config deep(struct lg_denoiser_config c)
 {
@@ -71,7 +73,8 @@ static int differ(struct denoiser_fixture *f, const char *const *words, const ch
 
 static int compare(const struct lg_denoiser_config *c, const char *isa)
 {
-    static const char *const *const words[] = {norms, mlp, block, first, two, every, ratio};
+    static const char *const *const words[] = {norms, mlp, block, first,  two,  every,
+                                               ratio, one, twos,  threes, whole};
     struct denoiser_fixture f;
     char budget[2][48];
     size_t n;
@@ -124,6 +127,18 @@ static void check_memory(const struct lg_denoiser_config *c)
     denoiser_fixture_close(&f);
 }
 
+/* Of a deeper net, of which one value of each block lies there, or of each group and of the blocks of one. */
+static void check_groups(struct lg_denoiser_config c)
+{
+    struct denoiser_fixture f;
+    c.depth = 4 * DEPTH;
+    denoiser_fixture_open(&f, "host", NULL, &c, true);
+    assert_true(arena_bytes(&f, one) < arena_bytes(&f, block));
+    assert_true(arena_bytes(&f, twos) < arena_bytes(&f, one));
+    assert_true(arena_bytes(&f, threes) <= arena_bytes(&f, twos)); /* 6 and 3, 8 and 2 */
+    denoiser_fixture_close(&f);
+}
+
 static void test_memory_shrinks(void **state)
 {
     (void)state;
@@ -133,6 +148,9 @@ static void test_memory_shrinks(void **state)
     check_memory(&dit);
     check_memory(&pixart);
     check_memory(&sd3);
+    check_groups(dit);
+    check_groups(pixart);
+    check_groups(sd3);
 }
 
 static size_t with_budget(const struct denoiser_fixture *f, size_t bytes)
@@ -149,6 +167,7 @@ static void check_budget(const struct lg_denoiser_config *c)
     char word[48], says[64];
     denoiser_fixture_open(&f, "host", NULL, c, true);
     size_t most = arena_bytes(&f, none), least = arena_bytes(&f, block);
+    least = LG_MIN(least, LG_MIN(arena_bytes(&f, one), arena_bytes(&f, twos))); /* DEPTH is 2 x 2 */
     assert_true(with_budget(&f, most) == most);
     assert_true(with_budget(&f, 2 * most) == most);
     assert_true(with_budget(&f, most - 1) < most);
@@ -222,6 +241,10 @@ static void test_nodes_that_are_repeated(void **state)
     assert_int_equal(count(&f, none, "residual_norm_forward"), 2 * DEPTH);
     assert_int_equal(count(&f, norms, "residual_norm_forward"), 2 * DEPTH + 2 * DEPTH - 1);
     assert_int_equal(count(&f, mlp, "residual_norm_forward"), 2 * DEPTH);
+    assert_int_equal(count(&f, one, "linear_forward"), linears + 4 * DEPTH);
+    assert_int_equal(count(&f, one, "attention_forward"), 2 * DEPTH);
+    assert_int_equal(count(&f, twos, "attention_forward"), 2 * DEPTH + DEPTH / 2);
+    assert_int_equal(count(&f, whole, "attention_forward"), 2 * DEPTH + DEPTH - 1);
     denoiser_fixture_close(&f);
 }
 

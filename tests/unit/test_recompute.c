@@ -74,6 +74,28 @@ static void test_blocks(void **state)
     assert_blocks(WORDS("every:99999999999999999999"), 4, "#...");
 }
 
+static int group(const char *word, int blocks)
+{
+    struct lg_recompute r;
+    if (parse(WORDS(word), blocks, &r) < 0) fail_msg("%s", lg_err_text());
+    assert_int_equal(r.kind, LG_RECOMPUTE_UNIFORM);
+    for (int i = 0; i < blocks; i++) assert_false(r.block[i]);
+    lg_recompute_free(&r);
+    return r.group;
+}
+
+static void test_uniform(void **state)
+{
+    (void)state;
+    assert_int_equal(group("uniform:1", 4), 1);
+    assert_int_equal(group("uniform:3", 4), 3);
+    assert_int_equal(group("uniform:5", 4), 4);
+    assert_int_equal(group("uniform:99999999999999999999", 4), 4);
+    refuses(WORDS("uniform:"), "\"uniform:\" has no whole number of at least 1");
+    refuses(WORDS("uniform:0"), "\"uniform:0\" has no whole number of at least 1");
+    refuses(WORDS("uniform"), "\"uniform\" is unknown");
+}
+
 static int count(const char *ratio, int blocks)
 {
     struct lg_recompute r;
@@ -129,7 +151,7 @@ static void test_unknown_words(void **state)
     (void)state;
     refuses(WORDS("blocks"),
             "memory.recompute: \"blocks\" is unknown; expected \"none\", \"norms\", \"mlp\", "
-            "\"block\", a list of blocks like [0, 2, 5], \"every:N\", \"ratio:R\" or "
+            "\"block\", a list of blocks like [0, 2, 5], \"every:N\", \"ratio:R\", \"uniform:N\" or "
             "\"budget:SIZE\"");
     static const char *const wrong[] = {"", " ", "Block", " block", "block ", "every", "ratio0.5"};
     for (size_t i = 0; i < LG_ARRAY_LEN(wrong); i++) refuses(WORDS(wrong[i]), "is unknown");
@@ -183,10 +205,10 @@ static void test_wrong_numbers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_words),         cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_ratio),         cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_unknown_words), cmocka_unit_test(test_wrong_blocks),
-        cmocka_unit_test(test_wrong_numbers),
+        cmocka_unit_test(test_words),        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_uniform),      cmocka_unit_test(test_ratio),
+        cmocka_unit_test(test_budget),       cmocka_unit_test(test_unknown_words),
+        cmocka_unit_test(test_wrong_blocks), cmocka_unit_test(test_wrong_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
