@@ -288,6 +288,8 @@ def try_one(seed, build, home, only):
     settings, zeros = draw_settings(d, home, only or d.of(*NETS))
     first, second = Run(build, home, "a"), Run(build, home, "b")
     code = first.go(d, {**settings, **draw_free(d, settings, zeros)})
+    if code == PARKED and "can be read: see" in first.out.read_text():  # clips shorter than what was drawn, say
+        return "refused", first, second, first.says()
     if code != 0:
         return ("refused" if code == REFUSED else "parked" if code == PARKED else "bad"), first, second, first.says()
     for _ in range(d.of(0, 1, 1, 2)):

@@ -28,8 +28,10 @@ many=(--set trainer.ranks=4 --set parallel.sp=2)
 tiny "$T/many" "${short[@]}" "${many[@]}"
 expect "two groups of two" 0 $?
 check "two groups of two: one rank's losses" close "$T/one" "$T/many"
-modes=(parallel.zero=2 "parallel.zero=3 --set memory.recompute=block --set memory.offload_activations=true")
-! in_all || modes=(parallel.zero=0 parallel.zero=2 parallel.zero=3 memory.recompute=block memory.offload_activations=true)
+modes=(parallel.zero=2 "parallel.zero=3 --set memory.recompute=block --set memory.offload_activations=true"
+    "parallel.zero=3 --set memory.recompute=uniform:2")
+! in_all || modes=(parallel.zero=0 parallel.zero=2 parallel.zero=3 memory.recompute=block memory.recompute=uniform:1 memory.recompute=uniform:2
+    memory.offload_activations=true)
 for more in "${modes[@]}"; do
     tiny "$T/$more" "${short[@]}" "${many[@]}" --set $more
     expect "with $more" 0 $?

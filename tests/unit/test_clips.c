@@ -62,7 +62,8 @@ static void host_is_diffusers(void **state)
 /* With anything recomputed the bits are the same; and with adapters. */
 static void gradients_are_recomputed(void **state)
 {
-    static const char *const words[][2] = {{"block", NULL}, {"norms", NULL}, {"mlp", NULL}};
+    static const char *const words[][2] = {
+        {"block", NULL}, {"norms", NULL}, {"mlp", NULL}, {"uniform:1", NULL}, {"uniform:2", NULL}};
     const struct lg_denoiser_config nets[] = {denoiser_fixture_latte(), denoiser_fixture_ltx()};
     for (size_t k = 0; k < 2 * LG_ARRAY_LEN(nets); k++) {
         struct denoiser_fixture f;

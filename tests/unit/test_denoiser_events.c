@@ -123,7 +123,7 @@ static void check(const struct lg_denoiser_config *c, const char *const *recompu
 }
 
 static const char *const none[] = {NULL}, *const norms[] = {"norms", NULL},
-                         *const block[] = {"block", NULL};
+                         *const block[] = {"block", NULL}, *const twos[] = {"uniform:2", NULL};
 
 static void test_dit(void **state)
 {
@@ -132,10 +132,12 @@ static void test_dit(void **state)
     check(&c, none);
     check(&c, norms);
     check(&c, block);
+    check(&c, twos);
     c.modulation_weights =
         1; /* each block's modulations come just before it, and their gradients just after */
     check(&c, none);
     check(&c, block);
+    check(&c, twos);
 }
 
 static void test_pixart(void **state)
@@ -145,6 +147,7 @@ static void test_pixart(void **state)
     check(&c, none);
     check(&c, norms);
     check(&c, block);
+    check(&c, twos);
 }
 
 /* Its positions are a unit that has no gradient. */
@@ -155,6 +158,7 @@ static void test_sd3(void **state)
     check(&c, none);
     check(&c, norms);
     check(&c, block);
+    check(&c, twos);
 }
 
 static void test_flux(void **state)
@@ -164,6 +168,7 @@ static void test_flux(void **state)
     check(&c, none);
     check(&c, norms);
     check(&c, block);
+    check(&c, twos);
 }
 
 /* What a level has made waits for the level that reads it on the way up. */
@@ -175,6 +180,7 @@ static void test_unets(void **state)
         check(&c[i], none);
         check(&c[i], norms);
         check(&c[i], block);
+        check(&c[i], twos);
     }
 }
 

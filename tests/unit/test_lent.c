@@ -128,7 +128,8 @@ static void test_bits_are_the_same(void **state)
                                         denoiser_fixture_sd3(),   denoiser_fixture_flux(),
                                         denoiser_fixture_sd2(),   denoiser_fixture_sdxl(),
                                         denoiser_fixture_latte(), denoiser_fixture_ltx()};
-    static const char *const words[][2] = {{"none", NULL}, {"norms", NULL}, {"block", NULL}};
+    static const char *const words[][2] = {
+        {"none", NULL}, {"norms", NULL}, {"block", NULL}, {"uniform:1", NULL}, {"uniform:2", NULL}};
     for (size_t i = 0; i < LG_ARRAY_LEN(nets); i++) {
         struct denoiser_fixture f;
         if (i < 2) nets[i].depth = DEPTH;

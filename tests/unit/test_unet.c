@@ -50,7 +50,8 @@ static void host_is_diffusers(void **state)
 static void gradients_add_and_are_recomputed(void **state)
 {
     const struct lg_denoiser_config nets[] = {denoiser_fixture_sd2(), denoiser_fixture_sdxl()};
-    static const char *const words[][2] = {{"block", NULL}, {"norms", NULL}, {"mlp", NULL}};
+    static const char *const words[][2] = {
+        {"block", NULL}, {"norms", NULL}, {"mlp", NULL}, {"uniform:1", NULL}, {"uniform:2", NULL}};
     for (size_t k = 0; k < LG_ARRAY_LEN(nets); k++) {
         struct denoiser_fixture f;
         denoiser_fixture_open(&f, "host", NULL, &nets[k], true);
