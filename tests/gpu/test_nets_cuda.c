@@ -503,9 +503,10 @@ static void compare(const struct bench *b, const struct gpu_precision *p, const 
 static void check_recomputed(struct bench *b, const struct gpu_precision *p,
                              const double *const got[2])
 {
-    static const char *const words[] = {"norms", "mlp", "block", "none", "block"};
+    static const char *const words[] = {"norms",     "mlp",  "block", "uniform:1",
+                                        "uniform:2", "none", "block", "uniform:2"};
     for (size_t i = 0; i < LG_ARRAY_LEN(words); i++) {
-        const bool offload = i >= 3;
+        const bool offload = i >= 5;
         double *again[2];
         const char *const recompute[] = {words[i], NULL};
         const struct lg_denoiser_mode mode = {.batch = b->net->batch,
