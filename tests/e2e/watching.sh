@@ -3,7 +3,7 @@
 # left alone and on one in which lgsup, the drawing process and everything are killed.
 . "$(dirname "$0")/lib.sh"
 N=400 first=100
-port=$((20000 + $$ % 20000))
+port=$((20000 + $$ % 12000))
 options=(--set trainer.max_steps=$N --set checkpoint.every=$first --set checkpoint.keep=9 --set tensorboard.enabled=true
     --set tensorboard.histograms_every=$first
     --set sample.every=$first --set 'sample.captions=["red heart"]' --set sample.steps=1000) # long enough to be caught in the middle

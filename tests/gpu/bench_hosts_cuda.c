@@ -218,7 +218,7 @@ int main(int argc, char **argv)
                 "usage: bench_hosts_cuda ucx|nccl host|cuda MB STEPS [BACKWARD_MS [UNITS]]\n");
         return 2;
     }
-    const uint32_t port = 20000 + (uint32_t)getpid() % 20000;
+    const uint32_t port = 20000 + (uint32_t)getpid() % 12000;
     g_ready = mmap(NULL, HOSTS * sizeof *g_ready, PROT_READ | PROT_WRITE,
                    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     LG_ASSERT(g_ready != MAP_FAILED);

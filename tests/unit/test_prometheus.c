@@ -33,7 +33,7 @@ static int setup(void **state)
     g_config.job_name = (char *)"a \"b\\c\nd";
     lg_run_init(&g_run, "/tmp");
     g_run.config = &g_config;
-    for (g_port = 20000 + getpid() % 20000; lg_prometheus_open(g_port, &g_server) < 0; g_port++)
+    for (g_port = 20000 + getpid() % 12000; lg_prometheus_open(g_port, &g_server) < 0; g_port++)
         assert_true(g_port < 60000);
     lg_err_clear();
     return 0;

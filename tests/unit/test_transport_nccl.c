@@ -41,7 +41,7 @@ static int open_both(void **state)
 {
     static uint32_t runs;
     (void)state;
-    g_port = 20000 + ((uint32_t)getpid() * 8 + 2 * runs++) % 20000;
+    g_port = 20000 + ((uint32_t)getpid() * 8 + 2 * runs++) % 12000;
     for (int i = 0; i < 2; i++) open_side(i);
     for (int i = 0; i < 2; i++) connect_to(i, 1 - i);
     return 0;
