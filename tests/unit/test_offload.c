@@ -219,6 +219,7 @@ static void same_gradients(const struct lg_denoiser_config *c, const char *what,
     lg_params_free(&params);
 }
 
+/* copies: as many at least are late. */
 static void same(const struct lg_denoiser_config *c, const char *const *recompute, int copies)
 {
     const struct lg_denoiser_mode kept = {.batch = BATCH, .train = true, .recompute = recompute};
