@@ -29,9 +29,9 @@
 #include "kernels/cuda/long_attention.h"
 #include "kernels/cuda/long_attention_load.cuh"
 
-enum { LOADER_REGISTERS = 24, REGISTERS = 240, DS_PANEL = KEYS * ROW };
+enum { LOADER_REGISTERS = 32, REGISTERS = 208, QUERY_REGISTERS = 64 };
+enum { DS_PANEL = KEYS * ROW };
 enum { LOAD_WARP = 0, ADD_WARP = 1 };
-enum { DS_FULL = 1 }; /* hardware barrier */
 
 template <typename T> struct tensor_core;
 #define TENSOR_CORE(T, type)                                                                       \
@@ -137,32 +137,6 @@ template <typename T, int D> struct computing {
         }
         products_end();
     }
-    /* x = the group's half of dS K; begun. */
-    __device__ __forceinline__ void begin_dq(float (&x)[DQ::N / 2], uint32_t ds_tile,
-                                             uint32_t k) const
-    {
-        constexpr int SECOND =
-            DQ::SECOND / COLUMNS * KEYS * ROW + DQ::SECOND % COLUMNS * 2; /* bytes */
-        uint32_t left = again(operand_start(ds_tile + (SECOND ? 0 : group * DS_PANEL), 0));
-        uint32_t right = tile_start<KEYS>(k + group * SECOND, 0);
-        products_begin();
-#pragma unroll
-        for (int s = 0; s < KEYS / 16; s++) {
-            tensor_core<T>::queries(*reinterpret_cast<float(*)[DQ::MAIN / 2]>(&x),
-                                    operand_at(left + s * ROW, 8 * ROW, 1), rows_at(right, s),
-                                    s > 0);
-            if (panels<D>::REST)
-                tensor_core<T>::rest_of_queries(&x[DQ::N / 2 - 4],
-                                                operand_at(left + s * ROW, 8 * ROW, 1),
-                                                rest_rows_at(rest_of<D, KEYS>(k, 0), s), s > 0);
-        }
-        products_end();
-    }
-    __device__ __forceinline__ void begin_scores(float (&s)[S]) const
-    {
-        wait_came<2>(shared + L::Q_CAME, m);
-        begin_rows(s, k_tile(), block(L::Q, L::Q_TILE));
-    }
     /* P^T of S^T: p rounded to T, with d > 64 w to fp16. */
     __device__ __forceinline__ void weights(uint32_t (&p)[P], uint32_t (&w)[P], float (&s)[S],
                                             uint32_t minus_lse, int keys) const
@@ -190,17 +164,20 @@ template <typename T, int D> struct computing {
                                                     const float (&dp)[S], uint32_t sums,
                                                     uint32_t to) const
     {
+        constexpr int STEPS = QUERIES / 16;
+        float2 next[2] = {two_floats(sums), two_floats(sums + 32)};
 #pragma unroll
-        for (int j = 0; j < QUERIES / 8; j++) {
-            float2 l = two_floats(sums + j * 32);
+        for (int c = 0; c < STEPS; c++) { /* 16 queries */
+            float2 l[2] = {next[0], next[1]};
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float2 w = two<std::conditional_t<TWICE, fp16, T>>(weights[2 * j + e]);
-                g[2 * j + e] = packed(w.x * (dp[4 * j + 2 * e] - l.x),
-                                      w.y * (dp[4 * j + 2 * e + 1] - l.y), T());
+            for (int k = 0; k < 2 && c + 1 < STEPS; k++) /* which do not pass the store below */
+                next[k] = two_floats(sums + (2 * c + 2 + k) * 32);
+#pragma unroll
+            for (int i = 4 * c; i < 4 * c + 4; i++) {
+                float2 w = two<std::conditional_t<TWICE, fp16, T>>(weights[i]), r = l[i / 2 % 2];
+                g[i] = packed(w.x * (dp[2 * i] - r.x), w.y * (dp[2 * i + 1] - r.y), T());
             }
-            if (j % 2) /* columns 8 (j - 1) and on */
-                store_matrices((to ^ (j - 1) % 8 * 16) + j / 8 * DS_PANEL, g + 2 * j - 2);
+            store_matrices((to ^ 2 * c % 8 * 16) + c / 4 * DS_PANEL, g + 4 * c);
         }
     }
     static __device__ __forceinline__ float2 two_floats(uint32_t at)
@@ -209,68 +186,45 @@ template <typename T, int D> struct computing {
         asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
         return x;
     }
-    /* Of a block of queries, whose S^T is under way: dV, and dS^T to g and to shared memory. No product is under way
-     * at the end: around a loop ptxas would serialise all of them (C7514). */
-    __device__ __forceinline__ void key_side(float (&s)[S], uint32_t (&g)[P], float (&dv)[D / 2],
-                                             int i, int keys)
+    /* Of a block of queries: P^T, dV, dS^T to shared memory, dK. No product is under way at the end: around a loop ptxas
+     * would serialise all of them (C7514), and there are no registers for more than S or dP beside dK and dV (C7512). */
+    __device__ __forceinline__ void step(float (&dk)[D / 2], float (&dv)[D / 2], int keys)
     {
-        float dp[S];
-        uint32_t p[P], w[P], dout = block(L::DOUT, L::Q_TILE);
-        if (i == 0) wait_came<L::KV_STAGES>(shared + L::V_CAME, n);
-        wait_came<2>(shared + L::DOUT_CAME, m);
-        begin_rows(dp, k_tile() + L::V - L::K, dout);
-        products_wait<1>();
+        float s[S], dp[S];
+        uint32_t p[P], w[P], g[P], dout = block(L::DOUT, L::Q_TILE);
+        wait_came<2>(shared + L::Q_CAME, m);
+        begin_rows(s, k_tile(), block(L::Q, L::Q_TILE));
+        products_wait<0>();
         settled(s);
         weights(p, w, s, block(L::LSE, QUERIES * 4) + lane % 4 * 8, keys);
+        wait_came<2>(shared + L::DOUT_CAME, m);
+        begin_rows(dp, k_tile() + L::V - L::K, dout);
         begin_adding(dv, p, dout);
         products_wait<1>();
         settled(dp);
+        wait_free<2>(shared + L::DS_CAME, m);
         score_gradients(g, TWICE ? w : p, dp, block(L::SUMS, QUERIES * 4) + lane % 4 * 8,
                         ds + m % 2 * L::DS_TILE);
-        products_wait<0>();
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        warp_arrive(came<2>(shared + L::DS_CAME, m));
+        begin_adding(dk, g, block(L::Q, L::Q_TILE));
+        products_wait<1>();
         settled(dv);
         warp_arrive(came<2>(shared + L::DOUT_CAME, m) + 8);
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        barrier_sync(DS_FULL, GROUPS * GROUP);
-    }
-    /* Of the same block, dK and a part of dQ; begins S^T of the next one, unless it is the LAST. */
-    template <bool LAST>
-    __device__ __forceinline__ void query_side(float (&s)[S], const uint32_t (&g)[P],
-                                               float (&dk)[D / 2])
-    {
-        float dq[DQ::N / 2];
-        begin_dq(dq, block(L::DS, L::DS_TILE), k_tile());
-        begin_adding(dk, g, block(L::Q, L::Q_TILE));
-        m++;
-        if constexpr (!LAST) {
-            begin_scores(s);
-            products_wait<2>();
-        } else {
-            products_wait<1>();
-        }
-        settled(dq);
-        /* The part before this one, which has one place with it, has been read. */
-        if (m > 1) mbarrier_wait(came<2>(shared + L::DQ_CAME, m - 2) + 8, (m - 2) / 2 % 2);
-        uint32_t to = shared + L::DQ + group * DQ::HALF * 4 + threadIdx.x % GROUP * 16;
-#pragma unroll
-        for (int j = 0; j < DQ::N / 8; j++)
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * GROUP * 16),
-                         "f"(dq[4 * j]), "f"(dq[4 * j + 1]), "f"(dq[4 * j + 2]), "f"(dq[4 * j + 3])
-                         : "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        warp_arrive(came<2>(shared + L::DQ_CAME, m - 1));
-        products_wait<LAST ? 0 : 1>(); /* g is free: there are no registers for it, S and dP */
+        products_wait<0>();
         settled(dk);
-        warp_arrive(came<2>(shared + L::Q_CAME, m - 1) + 8);
+        warp_arrive(came<2>(shared + L::Q_CAME, m) + 8);
+        m++;
     }
     /* dK and dV, where K and V were. */
     __device__ __forceinline__ void store(const float (&dk)[D / 2], const float (&dv)[D / 2],
                                           place at)
     {
         uint32_t k = k_tile(), v = k + L::V - L::K;
-        barrier_sync(DS_FULL, GROUPS * GROUP); /* both groups' products have read K */
-        stage_rows<T, D, KEYS>(k, row, dk, a.scale / weight_factor<T>);
+        barrier_sync(1 + group, GROUP); /* the group's products have read V */
         stage_rows<T, D, KEYS>(v, row, dv, 1 / weight_factor<T>);
+        mbarrier_wait(came<2>(shared + L::DS_CAME, m - 1) + 8, (m - 1) / 2 % 2); /* dQ's, K */
+        stage_rows<T, D, KEYS>(k, row, dk, a.scale / weight_factor<T>);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
         if (lane == 0) {
@@ -307,28 +261,103 @@ template <typename T, int D> struct computing {
     {
 #pragma unroll 1
         for (int number; (number = number_of<D>(shared, n, true)) >= 0; n++) {
-            item_of z(a, number);
-            float s[S], dk[D / 2] = {}, dv[D / 2] = {};
+            float dk[D / 2] = {}, dv[D / 2] = {};
             settled(dk); /* the zeros, too, before products begin */
             settled(dv);
-            int keys =
-                keys_of(a.lengths, z.at.sample, a.Tk) - z.at.token - group * ROWS; /* the group's */
-            wait_came<L::KV_STAGES>(shared + L::K_CAME, n);
-            uint32_t g[P];
-            begin_scores(s);
-            key_side(s, g, dv, 0, keys);
-#pragma unroll 1
-            for (int i = z.first + 1; i < z.last; i++) {
-                query_side<false>(s, g, dk);
-                key_side(s, g, dv, i - z.first, keys);
+            int keys, blocks; /* of the group; of the item */
+            {
+                item_of z(a, number);
+                keys = keys_of(a.lengths, z.at.sample, a.Tk) - z.at.token - group * ROWS;
+                blocks = z.last - z.first;
             }
-            query_side<true>(s, g, dk);
+            wait_came<L::KV_STAGES>(shared + L::K_CAME, n);
+            wait_came<L::KV_STAGES>(shared + L::V_CAME, n);
+#pragma unroll 1
+            for (; blocks > 0; blocks--) step(dk, dv, keys);
+            item_of z(a, (int)again((uint32_t)number)); /* not in registers meanwhile */
             if (D == 64 && a.parts > 1)
                 store_parts(dk, dv, z);
             else
                 store(dk, dv, z.at);
         }
         if (lane == 0) puts_done();
+    }
+};
+
+/* ---- the warpgroup that takes dQ ---- */
+
+template <typename T, int D> struct querying {
+    using L = backward_layout<D>;
+    using DQ = dq_parts<D>;
+    const backward_args &a;
+    uint32_t shared;
+    __device__ __forceinline__ querying(const backward_args &args, uint32_t memory)
+        : a(args), shared(memory)
+    {
+    }
+    /* x = a half of dS K; begun. */
+    __device__ __forceinline__ void begin_half(float (&x)[DQ::N / 2], uint32_t ds_tile, uint32_t k,
+                                               int half) const
+    {
+        constexpr int SECOND =
+            DQ::SECOND / COLUMNS * KEYS * ROW + DQ::SECOND % COLUMNS * 2; /* bytes */
+        uint32_t left = again(operand_start(ds_tile + (SECOND ? 0 : half * DS_PANEL), 0));
+        uint32_t right = tile_start<KEYS>(k + half * SECOND, 0);
+        products_begin();
+#pragma unroll
+        for (int s = 0; s < KEYS / 16; s++) {
+            tensor_core<T>::queries(*reinterpret_cast<float(*)[DQ::MAIN / 2]>(&x),
+                                    operand_at(left + s * ROW, 8 * ROW, 1), rows_at(right, s),
+                                    s > 0);
+            if (panels<D>::REST)
+                tensor_core<T>::rest_of_queries(&x[DQ::N / 2 - 4],
+                                                operand_at(left + s * ROW, 8 * ROW, 1),
+                                                rest_rows_at(rest_of<D, KEYS>(k, 0), s), s > 0);
+        }
+        products_end();
+    }
+    __device__ __forceinline__ void store_half(const float (&x)[DQ::N / 2], int m, int half) const
+    {
+        uint32_t to = shared + L::DQ + m % L::DQ_PLACES * L::DQ_TILE + half * DQ::HALF * 4 +
+                      threadIdx.x % GROUP * 16;
+#pragma unroll
+        for (int j = 0; j < DQ::N / 8; j++)
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * GROUP * 16),
+                         "f"(x[4 * j]), "f"(x[4 * j + 1]), "f"(x[4 * j + 2]), "f"(x[4 * j + 3])
+                         : "memory");
+    }
+    /* The m-th part. */
+    __device__ __forceinline__ void step(int m, uint32_t k) const
+    {
+        uint32_t ds = shared + L::DS + m % 2 * L::DS_TILE;
+        wait_came<2>(shared + L::DS_CAME, m);
+#pragma unroll 1
+        for (int half = 0; half < GROUPS; half++) {
+            float x[DQ::N / 2];
+            begin_half(x, ds, k, half);
+            products_wait<0>();
+            settled(x);
+            if (half) warp_arrive(came<2>(shared + L::DS_CAME, m) + 8);
+            /* The part before this one, which has one place with it, has been read. */
+            if (!half && m >= L::DQ_PLACES)
+                mbarrier_wait(came<2>(shared + L::DQ_CAME, m - L::DQ_PLACES) + 8,
+                              (m - L::DQ_PLACES) / 2 % 2);
+            store_half(x, m, half);
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        warp_arrive(came<2>(shared + L::DQ_CAME, m));
+    }
+    __device__ __forceinline__ void items() const
+    {
+#pragma unroll 1
+        for (int n = 0, m = 0, number; (number = number_of<D>(shared, n, true)) >= 0; n++) {
+            item_of z(a, number);
+            wait_came<L::KV_STAGES>(shared + L::K_CAME, n);
+#pragma unroll 1
+            for (int i = z.first; i < z.last; i++, m++)
+                step(m, shared + L::K + n % L::KV_STAGES * L::KV_TILE);
+            warp_arrive(came<L::KV_STAGES>(shared + L::K_CAME, n) + 8);
+        }
     }
 };
 
@@ -343,10 +372,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
         *(float4 *)(memory + L::NOTHING + threadIdx.x * 16) = float4{};
     if (threadIdx.x == 0)
         for (int at = L::BARRIERS; at < L::BYTES; at += 16) {
-            bool dq = at >= L::DQ_CAME && at < L::ITEM_CAME;
-            int readers = at >= L::ITEM_CAME ? WARPS + ADDERS : WARPS;
-            mbarrier_begin(shared + at, dq ? WARPS : 1);
-            mbarrier_begin(shared + at + 8, dq ? 1 : readers);
+            int writers = 1, readers = WARPS;
+            if (at < L::V_CAME) readers = WARPS + QUERY_WARPS;
+            if (at >= L::DS_CAME) writers = WARPS, readers = QUERY_WARPS;
+            if (at >= L::DQ_CAME) writers = QUERY_WARPS, readers = 1;
+            if (at >= L::ITEM_CAME) writers = 1, readers = WARPS + QUERY_WARPS + ADDERS;
+            mbarrier_begin(shared + at, writers);
+            mbarrier_begin(shared + at + 8, readers);
         }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
@@ -355,6 +387,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == LOAD_WARP * WARP) produce<D>(a, shared);
         int adder = threadIdx.x / WARP - ADD_WARP;
         if (threadIdx.x % WARP == 0 && adder >= 0 && adder < ADDERS) add_up<D>(a, shared, adder);
+    } else if (threadIdx.x >= (GROUPS + 1) * GROUP) {
+        registers_give<QUERY_REGISTERS>();
+        querying<T, D>(a, shared).items();
     } else {
         registers_take<REGISTERS>();
         computing<T, D>(a, shared).items();

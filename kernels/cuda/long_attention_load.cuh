@@ -16,21 +16,25 @@
 #pragma once
 #include "kernels/cuda/long_attention_scratch.cuh"
 
-enum { THREADS = (GROUPS + 1) * GROUP, ADDERS = 2, WARPS = GROUPS * GROUP / WARP };
+/* Warpgroups: one of warps that load and add, those of keys, the one of queries. */
+enum { THREADS = (GROUPS + 2) * GROUP, ADDERS = 2, WARPS = GROUPS * GROUP / WARP };
+enum { QUERY_WARPS = GROUP / WARP };
 
 template <int D> struct backward_layout {
     static constexpr int QUERIES = dq_parts<D>::QUERIES, KV_STAGES = D > 96 ? 1 : 2;
     static constexpr int KV_TILE = panels<D>::bytes(KEYS), Q_TILE = panels<D>::bytes(QUERIES);
     static constexpr int DS_TILE = QUERIES * KEYS * 2, DQ_TILE = dq_parts<D>::FLOATS * 4;
     static constexpr int K = 0, V = K + KV_STAGES * KV_TILE, Q = V + KV_STAGES * KV_TILE;
+    static constexpr int DQ_PLACES = D > 64 ? 2 : 1; /* for which there is room */
     static constexpr int DOUT = Q + 2 * Q_TILE, DS = DOUT + 2 * Q_TILE, DQ = DS + 2 * DS_TILE;
-    static constexpr int NOTHING = DQ + DQ_TILE, LSE = NOTHING + panels<D>::REST * ZEROS,
-                         SUMS = LSE + 2 * QUERIES * 4;
+    static constexpr int NOTHING = DQ + DQ_PLACES * DQ_TILE,
+                         LSE = NOTHING + panels<D>::REST * ZEROS, SUMS = LSE + 2 * QUERIES * 4;
     static constexpr int ITEM = SUMS + 2 * QUERIES * 4, BARRIERS = ITEM + 16;
     /* Pairs of barriers. */
     static constexpr int K_CAME = BARRIERS, V_CAME = K_CAME + 16 * KV_STAGES;
     static constexpr int Q_CAME = V_CAME + 16 * KV_STAGES, DOUT_CAME = Q_CAME + 32;
-    static constexpr int DQ_CAME = DOUT_CAME + 32, ITEM_CAME = DQ_CAME + 32;
+    static constexpr int DS_CAME = DOUT_CAME + 32, DQ_CAME = DS_CAME + 32;
+    static constexpr int ITEM_CAME = DQ_CAME + 32;
     static constexpr int BYTES = ITEM_CAME + 32;
     static_assert(BYTES <= LG_CUDA_SHARED_HOPPER, "of a block");
 };
@@ -156,6 +160,7 @@ static __device__ __forceinline__ void add_up(const backward_args &a, uint32_t s
         float *to = a.scratch.dq + block * dq_parts<D>::FLOATS;
         for (int i = z.first; i < z.last; i++, m++, added++, to += dq_parts<D>::FLOATS) {
             if (m % ADDERS != turn) continue;
+            uint32_t from = shared + L::DQ + m % L::DQ_PLACES * L::DQ_TILE;
             do
                 asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                              : "=r"(parts)
@@ -167,12 +172,12 @@ static __device__ __forceinline__ void add_up(const backward_args &a, uint32_t s
             if (z.tile == 0)
                 asm volatile(
                     "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-                    "r"(shared + L::DQ), "r"(L::DQ_TILE)
+                    "r"(from), "r"(L::DQ_TILE)
                     : "memory");
             else
                 asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 "
                              "[%0], [%1], %2;" ::"l"(to),
-                             "r"(shared + L::DQ), "r"(L::DQ_TILE)
+                             "r"(from), "r"(L::DQ_TILE)
                              : "memory");
             puts_end();
             puts_wait<0>();
