@@ -7,9 +7,9 @@
  * Three kernels. The first computes r and -lse log2 e, the third rounds dQ (of few keys, dK and dV, too). In the second, after FlashAttention-3 (Shah
  * and others, 2024), an item is 128 keys of a head, whose dK and dV stay in registers, 64 keys a warpgroup, while
  * blocks of queries pass by. The products' results are transposed: S^T and dP^T, from which P^T and dS^T come as left
- * operands of dV and dK; dS^T also goes to shared memory, and both warpgroups multiply it by K: each 64 rows (d > 64,
- * where a block has 64 queries and not 128: half of the columns) of a part of dQ. The next block's S^T is begun before
- * that part is taken.
+ * operands of dV and dK; dS^T also goes to shared memory. A third warpgroup multiplies it by K, for a part of dQ: in two
+ * halves, 64 rows each, or (d > 64, where a block has 64 queries and not 128) half of the columns. So the warpgroups of
+ * the keys do not wait for each other, and one's products run while the other is at its exponentials.
  *
  * Parts of dQ are added up in global memory, in fp32, in the order of the keys (long_attention_load.cuh).
  *
@@ -21,15 +21,24 @@
  * Queries beyond the last come as zeros, with -lse = -inf: their P and dS are 0. Scores of keys beyond the last, or the
  * sample's length, are set to -inf.
  *
- * Shared memory: K and V (d = 128: once, else twice), Q and dO twice, dS twice, a part of dQ. Bytes at d = 64: 231,856.
+ * Shared memory: K and V (d = 128: once, else twice), Q and dO twice, dS twice, a part of dQ (d > 64: two). Bytes at
+ * d = 64: 231,888.
  *
- * At T = 4096, d = 64, B H = 64 there are 687 GFLOP (0.87 ms at 790 TFLOP/s). Tried, at d = 64: blocks of 64 queries,
- * which leave registers to begin S^T of the next block beside dV, but read more of shared memory for each product: 10 %
- * slower, and no faster with a polynomial for some of the exponentials; parts of dQ in any order: no faster. */
+ * At T = 4096, d = 64, B H = 64 there are 687 GFLOP (0.87 ms at 790 TFLOP/s). An H200 is at its limit of power here
+ * (690 W, 1.75 GHz of 1.98): what saves cycles but no energy gains little. Without the sum in global memory it would be 5 %
+ * faster, without its order 1 %, without exponentials 6 %. Tried, at d = 64: blocks of 64 queries, which read more of
+ * shared memory for each product, and a polynomial for some of the exponentials (10 % slower and no faster, when the
+ * warpgroups of keys took dQ); exponentials and dS of the two strictly in turns (8 to 12 % slower: products wait for those
+ * of the other warpgroups); dP^T, or its first half, before the exponentials, dQ^T = K^T dS^T in one product, two places
+ * for parts and one for K and V (no faster). */
 #include "kernels/cuda/long_attention.h"
 #include "kernels/cuda/long_attention_load.cuh"
 
-enum { LOADER_REGISTERS = 32, REGISTERS = 208, QUERY_REGISTERS = 64 };
+enum {
+    LOADER_REGISTERS = 32,
+    KEY_REGISTERS = 208,
+    QUERY_REGISTERS = 64
+}; /* 512 in all, of which two have the second */
 enum { DS_PANEL = KEYS * ROW };
 enum { LOAD_WARP = 0, ADD_WARP = 1 };
 
@@ -81,9 +90,9 @@ template <typename T> struct tensor_core;
 TENSOR_CORE(bf16, "bf16")
 TENSOR_CORE(fp16, "f16")
 
-/* ---- a warpgroup that computes ---- */
+/* ---- a warpgroup of keys ---- */
 
-template <typename T, int D> struct computing {
+template <typename T, int D> struct key_side {
     using L = backward_layout<D>;
     using DQ = dq_parts<D>;
     static constexpr int QUERIES = L::QUERIES, S = QUERIES / 2, P = QUERIES / 4;
@@ -93,7 +102,7 @@ template <typename T, int D> struct computing {
     int n = 0, m = 0;    /* items and steps that were */
     int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % WARP;
     int row = group * ROWS + threadIdx.x % GROUP / WARP * 16; /* the warp's first key of the tile */
-    __device__ __forceinline__ computing(const backward_args &args, uint32_t memory)
+    __device__ __forceinline__ key_side(const backward_args &args, uint32_t memory)
         : a(args), shared(memory)
     {
         ds = shared + L::DS + (row + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
@@ -221,9 +230,10 @@ template <typename T, int D> struct computing {
                                           place at)
     {
         uint32_t k = k_tile(), v = k + L::V - L::K;
-        barrier_sync(1 + group, GROUP); /* the group's products have read V */
+        barrier_sync(1 + group, GROUP); /* the warpgroup's products have read K and V */
         stage_rows<T, D, KEYS>(v, row, dv, 1 / weight_factor<T>);
-        mbarrier_wait(came<2>(shared + L::DS_CAME, m - 1) + 8, (m - 1) / 2 % 2); /* dQ's, K */
+        /* Products of queries have read K. */
+        mbarrier_wait(came<2>(shared + L::DS_CAME, m - 1) + 8, (m - 1) / 2 % 2);
         stage_rows<T, D, KEYS>(k, row, dk, a.scale / weight_factor<T>);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
@@ -284,14 +294,14 @@ template <typename T, int D> struct computing {
     }
 };
 
-/* ---- the warpgroup that takes dQ ---- */
+/* ---- the warpgroup of queries ---- */
 
-template <typename T, int D> struct querying {
+template <typename T, int D> struct query_side {
     using L = backward_layout<D>;
     using DQ = dq_parts<D>;
     const backward_args &a;
     uint32_t shared;
-    __device__ __forceinline__ querying(const backward_args &args, uint32_t memory)
+    __device__ __forceinline__ query_side(const backward_args &args, uint32_t memory)
         : a(args), shared(memory)
     {
     }
@@ -316,33 +326,27 @@ template <typename T, int D> struct querying {
         }
         products_end();
     }
-    __device__ __forceinline__ void store_half(const float (&x)[DQ::N / 2], int m, int half) const
-    {
-        uint32_t to = shared + L::DQ + m % L::DQ_PLACES * L::DQ_TILE + half * DQ::HALF * 4 +
-                      threadIdx.x % GROUP * 16;
-#pragma unroll
-        for (int j = 0; j < DQ::N / 8; j++)
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * GROUP * 16),
-                         "f"(x[4 * j]), "f"(x[4 * j + 1]), "f"(x[4 * j + 2]), "f"(x[4 * j + 3])
-                         : "memory");
-    }
-    /* The m-th part. */
+    /* The m-th part, to its place. */
     __device__ __forceinline__ void step(int m, uint32_t k) const
     {
         uint32_t ds = shared + L::DS + m % 2 * L::DS_TILE;
+        uint32_t to = shared + L::DQ + m % L::DQ_PLACES * L::DQ_TILE + threadIdx.x % GROUP * 16;
+        int before = m - L::DQ_PLACES; /* the part that was there */
         wait_came<2>(shared + L::DS_CAME, m);
-#pragma unroll 1
-        for (int half = 0; half < GROUPS; half++) {
+#pragma unroll 1 /* there are no registers for both */
+        for (int half = 0; half < GROUPS; half++, to += DQ::HALF * 4) {
             float x[DQ::N / 2];
             begin_half(x, ds, k, half);
             products_wait<0>();
             settled(x);
             if (half) warp_arrive(came<2>(shared + L::DS_CAME, m) + 8);
-            /* The part before this one, which has one place with it, has been read. */
-            if (!half && m >= L::DQ_PLACES)
-                mbarrier_wait(came<2>(shared + L::DQ_CAME, m - L::DQ_PLACES) + 8,
-                              (m - L::DQ_PLACES) / 2 % 2);
-            store_half(x, m, half);
+            if (!half && before >= 0)
+                mbarrier_wait(came<2>(shared + L::DQ_CAME, before) + 8, before / 2 % 2);
+#pragma unroll
+            for (int j = 0; j < DQ::N / 8; j++)
+                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * GROUP * 16),
+                             "f"(x[4 * j]), "f"(x[4 * j + 1]), "f"(x[4 * j + 2]), "f"(x[4 * j + 3])
+                             : "memory");
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         warp_arrive(came<2>(shared + L::DQ_CAME, m));
@@ -389,10 +393,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x % WARP == 0 && adder >= 0 && adder < ADDERS) add_up<D>(a, shared, adder);
     } else if (threadIdx.x >= (GROUPS + 1) * GROUP) {
         registers_give<QUERY_REGISTERS>();
-        querying<T, D>(a, shared).items();
+        query_side<T, D>(a, shared).items();
     } else {
-        registers_take<REGISTERS>();
-        computing<T, D>(a, shared).items();
+        registers_take<KEY_REGISTERS>();
+        key_side<T, D>(a, shared).items();
     }
 }
 

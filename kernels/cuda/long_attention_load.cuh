@@ -16,7 +16,7 @@
 #pragma once
 #include "kernels/cuda/long_attention_scratch.cuh"
 
-/* Warpgroups: one of warps that load and add, those of keys, the one of queries. */
+/* Warpgroups: one of which three warps fetch and add, those of the keys, that of the queries. */
 enum { THREADS = (GROUPS + 2) * GROUP, ADDERS = 2, WARPS = GROUPS * GROUP / WARP };
 enum { QUERY_WARPS = GROUP / WARP };
 

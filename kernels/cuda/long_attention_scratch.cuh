@@ -2,17 +2,13 @@
  * tokens: what lies where, the kernel that fills it before the products, and the one that takes dQ (of few keys, dK and dV, too)
  * out of it.
  *
- * dQ is summed up in fp32 in blocks of QUERIES queries. A block comes in two halves, as two warpgroups make them: each
+ * dQ is summed up in fp32 in blocks of QUERIES queries. A block comes in two halves, one made after the other: each
  * has 64 queries, or (d > 64) half of the columns, the last 8 of d = 72 in both. A half lies as the threads hold a
  * product's result: the four values of 8 columns, then those of the next thread, then the next 8 columns. */
 #pragma once
 #include "kernels/cuda/long_attention_tiles.cuh"
 
-enum {
-    KEYS = 128,
-    GROUPS = 2,
-    ROWS = 64
-}; /* keys of a tile; warpgroups that compute, rows of each */
+enum { KEYS = 128, GROUPS = 2, ROWS = 64 }; /* keys of a tile; warpgroups of keys, rows of each */
 enum { SMALL_THREADS = 256 };
 
 template <int D> struct dq_parts {
