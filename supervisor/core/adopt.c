@@ -105,14 +105,18 @@ static void kill_row(const struct lg_board_row *row, int wait_ms)
     lg_child_reap(&c);
 }
 
-/* The standby processes of a swap that nobody carries on. Who has left its spare row meanwhile is a member now. */
-static void end_standbys(lg_board *b, int role)
+/* The standby processes of a swap that nobody carries on. Who has left its spare row meanwhile is a member now. One of
+ * them may be the last who has a region. */
+static void end_standbys(lg_supervisor *s, int role)
 {
+    lg_board *b = s->board;
     for (int k = 0; k < LG_INSTANCES_MAX; k++) {
         const struct lg_board_row *row = lg_board_row(b, (lg_role)role, k);
         lg_life life;
         lg_incarnation who = lg_board_life(b, (lg_role)role, k, &life);
         if (life == LG_LIFE_NONE || atomic_load(&row->standby) != who) continue;
+        if (lg_status_row_alive(row))
+            lg_keep_salvage(&s->keep, (int)atomic_load(&row->pid), b->s->preamble.run_id);
         kill_row(row, KILL_MS_MAX);
         lg_board_vacate(b, who);
     }
@@ -147,7 +151,7 @@ static void yield(lg_supervisor *s, struct lg_instance *i)
 static int adopt_role(lg_supervisor *s, int role)
 {
     int wanted = (int)atomic_load(&s->board->s->wanted[role]), n_members;
-    end_standbys(s->board, role);
+    end_standbys(s, role);
     LG_TRY(add_members(s, role, &n_members));
     int surplus = n_members - wanted, missing = -surplus;
     for (int n = s->n_instances - 1; n >= 0; n--) {

@@ -105,7 +105,7 @@ struct machine {
     uint64_t starts;
     int64_t now_ns, slept_ns;
     /* lgsup */
-    bool in_lgsup;
+    bool in_lgsup, lgsup_doomed;
     unsigned generation;
     jmp_buf lgsup_dies;
     void *allocation[ALLOCATIONS_MAX];
@@ -135,6 +135,8 @@ struct machine {
     unsigned versions[REGIONS], keeper_has[REGIONS], lgsup_has[REGIONS]; /* 0: not at all */
     unsigned used[REGIONS];                                              /* 0: by nobody yet */
     bool recorded[REGIONS], copied[REGIONS][REGION_VERSIONS_MAX];
+    enum { HELD, BY_LGSUP, BY_THE_MACHINE } unheld[REGIONS]; /* who ended the last that had it */
+    bool lgsup_kills;
     uint64_t disasters_left;
     bool without_lgsup;
     int getpid, stat_pid;
@@ -161,6 +163,9 @@ bool memory_is_copied(const struct proc *p);
 bool deposit_memory(struct proc *p);
 void use_memory(const struct proc *p); /* who works, before each step */
 void memory_of_lgsup_ends(void);
+/* After a holder's end: which regions are in nobody's hands, and whose doing that is. Such memory lgsup may give up, and no
+ * other; it may never have ended the last holder itself. */
+void note_what_nobody_holds(bool lgsup_killed);
 
 /* Letters to lgsup. false: there is no room. */
 bool send_letter(const struct letter *l);

@@ -135,7 +135,9 @@ WRAP(void, lg_child_signal, const struct lg_child *c, int sig)
     struct proc *p = by_serial((uint32_t)(c->pidfd - PIDFD_FIRST));
     if (lives(p)) judge(p); /* as of lgsup's look; the process may move until the signal comes */
     lgsup_calls();
+    g.lgsup_kills = true;
     if (lives(p)) die(p, LG_EXIT_SIGNAL + sig);
+    g.lgsup_kills = false;
 }
 WRAP(int, lg_child_wait, const struct lg_child *c, int timeout_ms)
 {

@@ -33,6 +33,25 @@ static bool keeper_is_reached(void)
     return keeper_lives() && !g.unreachable;
 }
 
+/* Who maps what is in use of a region; a keeper whose socket was removed has it, too. */
+static const struct proc *holder_of(int r)
+{
+    unsigned version = g.used[r] ? g.used[r] : g.versions[r];
+    if (keeper_lives() && g.keeper_has[r] == version) return by_serial(g.keeper);
+    for (int i = 0; i < PROCS_MAX; i++) {
+        const struct proc *p = &g.proc[i];
+        if (lives(p) && !p->stranger && p->maps[r] == version) return p;
+    }
+    return NULL;
+}
+void note_what_nobody_holds(bool lgsup_killed)
+{
+    for (int r = 0; r < REGIONS; r++) {
+        bool held = g.lgsup_has[r] || holder_of(r);
+        if (held || !g.unheld[r]) g.unheld[r] = held ? 0 : lgsup_killed ? BY_LGSUP : BY_THE_MACHINE;
+    }
+}
+
 /* ---- stages ---- */
 
 bool open_memory(struct proc *p)
@@ -88,6 +107,7 @@ void use_memory(const struct proc *p)
 void memory_of_lgsup_ends(void)
 {
     memset(g.lgsup_has, 0, sizeof g.lgsup_has);
+    note_what_nobody_holds(false);
 }
 
 WRAP(int, lg_keep_init, lg_keep *k, const char *run_dir, const char *runtime_dir, bool service)
@@ -201,6 +221,15 @@ WRAP(bool, lg_keep_is_whole, const lg_keep *k, char ret_missing[LG_REGION_NAME_B
     bool whole = true;
     for (int r = 0; r < REGIONS; r++) whole = whole && (!g.recorded[r] || g.lgsup_has[r]);
     g.memory_lost = !whole;
+    for (int r = 0; r < REGIONS; r++) {
+        const struct proc *p = holder_of(r);
+        if (!g.recorded[r] || g.lgsup_has[r]) continue;
+        if (p)
+            sim_fail(&g.w, "region %d is given up, and %s.%d has it", r, lg_role_name(p->role),
+                     p->index);
+        if (g.unheld[r] == BY_LGSUP)
+            sim_fail(&g.w, "lgsup has killed the last who had region %d", r);
+    }
     return whole;
 }
 WRAP(void, lg_keep_end, lg_keep *k)

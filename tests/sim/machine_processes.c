@@ -73,6 +73,7 @@ void die(struct proc *p, int exit_code)
     p->exit_code = exit_code;
     /* A parent that has died leaves the reaping to init. */
     p->state = p->parent == g.generation && !p->stranger ? ZOMBIE : GONE;
+    note_what_nobody_holds(g.lgsup_kills);
 }
 
 void kill_proc(struct proc *p)

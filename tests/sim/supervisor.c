@@ -30,13 +30,24 @@ static void trouble_the_keeper(void)
     kill_proc(k);
 }
 
-/* The keeper and all who hold the training state, at once; most often when the run is young. */
+static bool is_ready_standby(const struct proc *p)
+{
+    return lives(p) && p->state == STANDBY;
+}
+
+/* The keeper and all who hold the training state, at once; most often when the run is young. Or lgsup, too, and all but the
+ * processes that a swap has started beside them. */
 static void strike(void)
 {
     uint64_t every = g.w.result->steps < 600 ? 150 : 5000;
-    bool is_end = g.without_lgsup || g.deaths_left;
+    bool is_end = g.without_lgsup || g.deaths_left, spares = false;
+    for (int i = 0; i < PROCS_MAX && g.deaths_left && !g.without_lgsup; i++)
+        spares = spares || is_ready_standby(&g.proc[i]);
+    if (spares) every = 2;
     if (!g.disasters_left || sim_random(&g.w, is_end ? 30 * every : every)) return;
     g.disasters_left--;
+    g.lgsup_doomed = spares;
+    g.result->spared += spares;
     g.result->disasters++;
     if (lives(by_serial(g.keeper))) kill_proc(by_serial(g.keeper));
     bool all = sim_random(&g.w, 4) == 0;
@@ -44,7 +55,8 @@ static void strike(void)
         struct proc *p = &g.proc[i];
         bool holds =
             p->role == LG_ROLE_trainer || p->role == LG_ROLE_ema || p->role == LG_ROLE_ckpt;
-        if (lives(p) && !p->stranger && (all || holds)) kill_proc(p);
+        if (lives(p) && !p->stranger && (all || holds) && !(spares && is_ready_standby(p)))
+            kill_proc(p);
     }
 }
 
@@ -106,6 +118,7 @@ void machine_step(void)
 static void kill_lgsup(void)
 {
     g.deaths_left--;
+    g.lgsup_doomed = false;
     g.result->lgsup_deaths++;
     g.w.result->kills++;
     longjmp(g.lgsup_dies, 1);
@@ -120,7 +133,7 @@ void lgsup_calls(void)
         g.in_lgsup = true;
         g.getpid = PID_FIRST - 1;
     }
-    if (g.deaths_left && sim_random(&g.w, g.lgsup_every) == 0) kill_lgsup();
+    if (g.deaths_left && (g.lgsup_doomed || sim_random(&g.w, g.lgsup_every) == 0)) kill_lgsup();
 }
 
 /* ---- runs ---- */

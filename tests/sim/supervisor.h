@@ -53,6 +53,7 @@ struct sim_machine_result {
     uint64_t swap_orders, swaps[LG_ROLE_keeper], swap_errors, swaps_in_write, swap_deaths,
         successions;
     uint64_t disasters, waits; /* of keeper and training state; of processes, for copies */
+    uint64_t spared;           /* disasters that left none but the processes of a swap */
 };
 
 void sim_machine_run(const struct sim_machine_options *options, struct sim_machine_result *ret);

@@ -105,10 +105,12 @@ static void test_honest(void **state)
                   s->run.commits, s->parks, s->memory_losses, s->memory_resumes, s->scales,
                   s->unreachables);
     print_message("%" PRIu64
-                  " times the keeper and all who hold the training state died at once; %" PRIu64
+                  " times the keeper and all who hold the training state died at once, %" PRIu64
+                  " of them lgsup and all but a swap's processes; %" PRIu64
                   " processes waited for copies; %" PRIu64 " were stopped before they had joined\n",
-                  s->disasters, s->waits, s->unjoined);
-    assert_true(s->disasters > runs / 4 && s->waits > runs && s->unjoined > runs / 10);
+                  s->disasters, s->spared, s->waits, s->unjoined);
+    assert_true(s->disasters > runs / 4 && s->spared > runs / 20 && s->waits > runs &&
+                s->unjoined > runs / 10);
     print_message("%" PRIu64 " parked by a role that hung in each try, %" PRIu64
                   " kills of those that were idle or had got something done\n",
                   s->stuck_parks, s->gentle_kills);
@@ -117,7 +119,7 @@ static void test_honest(void **state)
                 s->unreachables > runs / 10);
     assert_true(s->run.kills > 10 * runs && s->lgsup_deaths > runs && s->hangs > runs / 10 &&
                 s->keeper_deaths > runs / 10 && s->parks > 0 && s->sleeps > runs / 20);
-    assert_true(s->memory_losses < runs / 6 || runs < 400);
+    assert_true(s->memory_losses > 0 || runs < 400); /* each judged by machine_memory.c */
     check_swaps(runs);
 }
 
