@@ -25,20 +25,17 @@
  * d = 64: 231,888.
  *
  * At T = 4096, d = 64, B H = 64 there are 687 GFLOP (0.87 ms at 790 TFLOP/s). An H200 is at its limit of power here
- * (690 W, 1.75 GHz of 1.98): what saves cycles but no energy gains little. Without the sum in global memory it would be 5 %
- * faster, without its order 1 %, without exponentials 6 %. Tried, at d = 64: blocks of 64 queries, which read more of
- * shared memory for each product, and a polynomial for some of the exponentials (10 % slower and no faster, when the
- * warpgroups of keys took dQ); exponentials and dS of the two strictly in turns (8 to 12 % slower: products wait for those
- * of the other warpgroups); dP^T, or its first half, before the exponentials, dQ^T = K^T dS^T in one product, two places
- * for parts and one for K and V (no faster). */
+ * (690 W, 1.75 GHz of 1.98): what saved cycles but no energy gained little (docs/gpu-results.md). Without the sum in
+ * global memory it would be 5 % faster, without its order 1 %, without exponentials 6 %. Tried, at d = 64: blocks of 64
+ * queries, which read more of shared memory for each product, and a polynomial for some of the exponentials (10 % slower
+ * and no faster, when the warpgroups of keys took dQ); exponentials and dS of the two strictly in turns (6 to 11 %
+ * slower: products wait for those of the other warpgroups); dP^T, or its first half, before the exponentials,
+ * dQ^T = K^T dS^T in one product, two places for parts and one for K and V (no faster). */
 #include "kernels/cuda/long_attention.h"
 #include "kernels/cuda/long_attention_load.cuh"
 
-enum {
-    LOADER_REGISTERS = 32,
-    KEY_REGISTERS = 208,
-    QUERY_REGISTERS = 64
-}; /* 512 in all, of which two have the second */
+/* Of a thread of each warpgroup. There are 512 for the four, two of which are of keys. */
+enum { LOADER_REGISTERS = 32, KEY_REGISTERS = 208, QUERY_REGISTERS = 64 };
 enum { DS_PANEL = KEYS * ROW };
 enum { LOAD_WARP = 0, ADD_WARP = 1 };
 

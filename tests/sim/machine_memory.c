@@ -48,7 +48,8 @@ void note_what_nobody_holds(bool lgsup_killed)
 {
     for (int r = 0; r < REGIONS; r++) {
         bool held = g.lgsup_has[r] || holder_of(r);
-        if (held || !g.unheld[r]) g.unheld[r] = held ? 0 : lgsup_killed ? BY_LGSUP : BY_THE_MACHINE;
+        if (held || !g.unheld[r])
+            g.unheld[r] = held ? HELD : lgsup_killed ? BY_LGSUP : BY_THE_MACHINE;
     }
 }
 

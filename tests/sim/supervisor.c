@@ -30,7 +30,8 @@ static void trouble_the_keeper(void)
     kill_proc(k);
 }
 
-static bool is_ready_standby(const struct proc *p)
+/* One that a swap has started, and that waits for its place; it has its memory, unless it is to be a rank. */
+static bool is_waiting_standby(const struct proc *p)
 {
     return lives(p) && p->state == STANDBY;
 }
@@ -42,7 +43,7 @@ static void strike(void)
     uint64_t every = g.w.result->steps < 600 ? 150 : 5000;
     bool is_end = g.without_lgsup || g.deaths_left, spares = false;
     for (int i = 0; i < PROCS_MAX && g.deaths_left && !g.without_lgsup; i++)
-        spares = spares || is_ready_standby(&g.proc[i]);
+        spares = spares || is_waiting_standby(&g.proc[i]);
     if (spares) every = 2;
     if (!g.disasters_left || sim_random(&g.w, is_end ? 30 * every : every)) return;
     g.disasters_left--;
@@ -55,7 +56,7 @@ static void strike(void)
         struct proc *p = &g.proc[i];
         bool holds =
             p->role == LG_ROLE_trainer || p->role == LG_ROLE_ema || p->role == LG_ROLE_ckpt;
-        if (lives(p) && !p->stranger && (all || holds) && !(spares && is_ready_standby(p)))
+        if (lives(p) && !p->stranger && (all || holds) && !(spares && is_waiting_standby(p)))
             kill_proc(p);
     }
 }
