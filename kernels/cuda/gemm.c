@@ -3,9 +3,16 @@
  * Design: when all rows and pointers lie on 16 bytes, cuBLASLt is asked: the first time a problem is
  * seen (when a net is planned on a dry stream) its candidates are timed on noise of the same shape and
  * the fastest is pinned (algos.h). cuBLASLt proposes eight at most; for long products its other tiles
- * and cluster shapes are tried too, and the best meet again in longer turns, since under load the power
- * limit of the GPU decides, and not the clock at which a short run ends. An epilogue that could also be a
- * launch of its own is timed against that, and pinned as "none" where it loses.
+ * and cluster shapes are tried too, and ever fewer meet again in ever longer turns, since under load the power
+ * limit of the GPU decides, and not the clock at which a short run ends: on an H200 at 690 W the fastest in long
+ * runs had been 9th, 17th, 27th and 29th of the first, and took 2 to 4 % less than the best of their first six to
+ * ten. An epilogue that could also be a launch of its own is timed against that, and pinned as "none" where it
+ * loses.
+ *
+ * Pieces: a long weight gradient is also tried with its output cut along the longer side into two to four equal
+ * pieces, all done by one call, as a batch. There 4608 x 1536 over 32768 tokens took 0.670 ms in three pieces and
+ * 0.748 whole without split-K, 8192 x 2048 over 9984 tokens 0.484 in two and 0.497 whole; others are faster whole.
+ * Each sum runs over the same k in the same order, so an algorithm gives the same bits in pieces.
  *
  * Determinism: candidates that split the inner dimension are left out, except for weight gradients and for dx and
  * adapters' h of few elements, which may be cut along k (split-K): the partial sums meet in a workspace and are then
@@ -28,6 +35,7 @@
 #include "base/heartbeat.h"
 #include "base/log.h"
 #include "kernels/cuda/algos.h"
+#include <assert.h>
 #include <cublasLt.h>
 #include <math.h>
 #include <pthread.h>
@@ -35,8 +43,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROPOSED_MAX = 24, CANDIDATES_MAX = 512, RUNS = 3, PLANS_MAX = 4096 };
-enum { FINALISTS = 6, ROUNDS = 3, LONG_RUNS = 15 };
+enum { PROPOSED_MAX = 24, OTHERS_MAX = 384, PLANS_MAX = 4096 };
+enum { PIECES_MAX = 4, PIECE_MULTIPLE = 128 }; /* of the output; rows or columns of one */
+enum { CANDIDATES_MAX = PIECES_MAX * (PROPOSED_MAX + OTHERS_MAX) };
+enum { RUNS = 3, LONG_RUNS = 15 };
 enum { SUM_MAX = 256 };
 #define LONG_FLOPS    2e10 /* from here on every tile is tried */
 #define WORKSPACE_MAX ((size_t)32 << 20)
@@ -52,7 +62,8 @@ struct plan {
     struct problem of;
     cublasLtMatmulAlgo_t algo;
     size_t workspace;
-    bool none; /* cuBLASLt has nothing: own kernel */
+    int pieces; /* equal ones of the output, along its longer side; 1: the whole */
+    bool none;  /* cuBLASLt has nothing: own kernel */
 };
 struct lg_cuda_gemm {
     lg_cuda_device *device;
@@ -191,8 +202,34 @@ static void repeat(cublasLtMatrixLayoutOpaque_t *layout, int64_t batch, int64_t 
                                         sizeof next));
 }
 
-static void put_into_words(const struct problem *p, const struct operands *x, struct words *w)
+/* The longer side is cut into whole tiles, and no piece is narrower than the other side. */
+static bool can_be_cut(const struct problem *p, int pieces)
 {
+    int64_t longer = LG_MAX(p->m, p->n), shorter = LG_MIN(p->m, p->n);
+    return p->split_k && p->batch == 1 && p->epilogue == PLAIN && pieces >= 2 &&
+           pieces <= PIECES_MAX && longer % (pieces * PIECE_MULTIPLE) == 0 &&
+           longer / pieces >= shorter;
+}
+
+/* The problem as it is asked: pieces are a batch, which shares the operand that is not cut. */
+static struct problem asked(const struct plan *plan)
+{
+    struct problem p = plan->of;
+    if (plan->pieces == 1) return p;
+    p.batch = plan->pieces;
+    if (p.m > p.n) {
+        p.m /= p.batch;
+        p.next_a = p.m * (p.a_rows ? p.lda : 1), p.next_d = p.m * p.ldd;
+    } else {
+        p.n /= p.batch;
+        p.next_b = p.n * (p.b_rows ? p.ldb : 1), p.next_d = p.n;
+    }
+    return p;
+}
+
+static void put_into_words(const struct plan *plan, const struct operands *x, struct words *w)
+{
+    const struct problem in_pieces = asked(plan), *p = &in_pieces;
     cublasComputeType_t compute = p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasOperation_t ta = p->b_rows ? CUBLAS_OP_T : CUBLAS_OP_N; /* theirs, A: our b */
     cublasOperation_t tb = p->a_rows ? CUBLAS_OP_N : CUBLAS_OP_T;
@@ -224,28 +261,35 @@ static cublasStatus_t multiply(struct lg_cuda_gemm *g, const struct words *w,
 
 /* ---- the choice ---- */
 
+/* The output is cut, or k is split: not both. */
+static bool may_split_k(const struct plan *plan)
+{
+    return plan->of.split_k && plan->pieces == 1;
+}
+
 /* No split-K, or partial sums that meet in the workspace when the problem allows them. */
-static bool deterministic(const cublasLtMatmulAlgo_t *algo, const struct problem *p)
+static bool deterministic(const struct plan *plan)
 {
     uint32_t scheme = 0;
     int32_t splits = 1;
     size_t got;
-    cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
-                                         sizeof scheme, &got);
-    cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
+    cublasLtMatmulAlgoConfigGetAttribute(&plan->algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                                         &scheme, sizeof scheme, &got);
+    cublasLtMatmulAlgoConfigGetAttribute(&plan->algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
                                          sizeof splits, &got);
     if (splits <= 1 && scheme == CUBLASLT_REDUCTION_SCHEME_NONE) return true;
-    return p->split_k && scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    return may_split_k(plan) && scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 
-/* What cuBLASLt proposes. */
-static int proposed(struct lg_cuda_gemm *g, const struct problem *p, const struct words *w,
+/* What cuBLASLt proposes for the problem and pieces of `plan`. */
+static int proposed(struct lg_cuda_gemm *g, const struct plan *plan, const struct words *w,
                     struct plan ret[PROPOSED_MAX])
 {
     cublasLtMatmulHeuristicResult_t found[PROPOSED_MAX];
     cublasLtMatmulPreferenceOpaque_t want;
     size_t workspace = WORKSPACE_MAX;
-    uint32_t alignment = 16, schemes = p->split_k ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : 0;
+    uint32_t alignment = 16,
+             schemes = may_split_k(plan) ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : 0;
     int n = 0, count = 0;
     LT(cublasLtMatmulPreferenceInit(&want));
 #define PREFER(what, value)                                                                        \
@@ -265,18 +309,18 @@ static int proposed(struct lg_cuda_gemm *g, const struct problem *p, const struc
     if (s == CUBLAS_STATUS_NOT_SUPPORTED) return 0;
     LT(s);
     for (int i = 0; i < count; i++) {
-        if (found[i].state != CUBLAS_STATUS_SUCCESS || !deterministic(&found[i].algo, p)) continue;
-        ret[n].of = *p;
+        if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        ret[n] = *plan;
         ret[n].algo = found[i].algo;
         ret[n].workspace = found[i].workspaceSize;
-        ret[n++].none = false;
+        if (deterministic(&ret[n])) n++;
     }
     return n;
 }
 
 /* Adds the other tiles, cluster shapes and variants of the first proposal's kernel, without split-K. */
-static int with_other_tiles(struct lg_cuda_gemm *g, const struct problem *p, const struct words *w,
-                            struct plan found[CANDIDATES_MAX], int n)
+static int with_other_tiles(struct lg_cuda_gemm *g, const struct words *w,
+                            struct plan found[PROPOSED_MAX + OTHERS_MAX], int n)
 {
     static const uint16_t CLUSTERS[] = {CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_2x1x1,
                                         CUBLASLT_CLUSTER_SHAPE_1x2x1};
@@ -288,9 +332,10 @@ static int with_other_tiles(struct lg_cuda_gemm *g, const struct problem *p, con
         CUBLASLT_MATMUL_TILE_144x128, CUBLASLT_MATMUL_TILE_168x128, CUBLASLT_MATMUL_TILE_192x192,
         CUBLASLT_MATMUL_TILE_256x96};
     enum { VARIANTS = 8, COMBINATIONS = 3 * VARIANTS * (int)LG_ARRAY_LEN(TILES) };
+    static_assert((int)COMBINATIONS <= (int)OTHERS_MAX, "each has room");
     int32_t no_split = 1;
     uint32_t no_scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
-    for (int i = 0; i < COMBINATIONS && n < CANDIDATES_MAX; i++) {
+    for (int i = 0; i < COMBINATIONS; i++) {
         cublasLtMatmulHeuristicResult_t checked;
         int32_t variant = i / 3 % VARIANTS;
         struct plan *plan = &found[n];
@@ -310,7 +355,7 @@ static int with_other_tiles(struct lg_cuda_gemm *g, const struct problem *p, con
                                     &plan->algo, &checked) != CUBLAS_STATUS_SUCCESS)
             continue;
         plan->workspace = checked.workspaceSize;
-        bool new = plan->workspace <= WORKSPACE_MAX &&deterministic(&plan->algo, p);
+        bool new = plan->workspace <= WORKSPACE_MAX &&deterministic(plan);
         for (int j = 0; new &&j < n; j++)
             new = memcmp(&plan->algo, &found[j].algo, sizeof plan->algo) != 0;
         if (new) n++;
@@ -321,7 +366,6 @@ static int with_other_tiles(struct lg_cuda_gemm *g, const struct problem *p, con
 /* Where candidates are timed. */
 struct trial {
     struct operands x;
-    struct words w;
     cudaStream_t stream;
     cudaEvent_t event[2];
 };
@@ -330,11 +374,13 @@ struct trial {
 static float time_one(struct lg_cuda_gemm *g, const struct trial *t, const struct plan *plan,
                       int runs)
 {
+    struct words w;
     float ms;
-    if (multiply(g, &t->w, plan, &t->x, t->stream) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+    put_into_words(plan, &t->x, &w);
+    if (multiply(g, &w, plan, &t->x, t->stream) != CUBLAS_STATUS_SUCCESS) return INFINITY;
     LG_CUDA(cudaEventRecord(t->event[0], t->stream));
     for (int i = 0; i < runs; i++)
-        if (multiply(g, &t->w, plan, &t->x, t->stream) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+        if (multiply(g, &w, plan, &t->x, t->stream) != CUBLAS_STATUS_SUCCESS) return INFINITY;
     LG_CUDA(cudaEventRecord(t->event[1], t->stream));
     LG_CUDA(cudaEventSynchronize(t->event[1]));
     LG_CUDA(cudaEventElapsedTime(&ms, t->event[0], t->event[1]));
@@ -393,29 +439,28 @@ static void run_apart(struct lg_cuda_gemm *g, const struct problem *p, const str
 }
 
 /* Milliseconds of the product and what the epilogue does as two launches. */
-static float time_apart(struct lg_cuda_gemm *g, const struct problem *p, const struct trial *fused)
+static float time_apart(struct lg_cuda_gemm *g, const struct problem *p, const struct trial *t)
 {
     struct problem alone = *p;
-    struct trial t = *fused;
     float ms;
     alone.epilogue = p->epilogue == BIAS_GELU ? BIAS : PLAIN;
     alone.side = 0;
     struct plan plan = plan_locked(g, &alone);
     if (plan.none) return INFINITY;
-    put_into_words(&alone, &t.x, &t.w);
-    float product_ms = time_one(g, &t, &plan, LONG_RUNS);
-    run_apart(g, p, &t.x, t.stream);
-    LG_CUDA(cudaEventRecord(t.event[0], t.stream));
-    for (int i = 0; i < LONG_RUNS; i++) run_apart(g, p, &t.x, t.stream);
-    LG_CUDA(cudaEventRecord(t.event[1], t.stream));
-    LG_CUDA(cudaEventSynchronize(t.event[1]));
-    LG_CUDA(cudaEventElapsedTime(&ms, t.event[0], t.event[1]));
+    float product_ms = time_one(g, t, &plan, LONG_RUNS);
+    run_apart(g, p, &t->x, t->stream);
+    LG_CUDA(cudaEventRecord(t->event[0], t->stream));
+    for (int i = 0; i < LONG_RUNS; i++) run_apart(g, p, &t->x, t->stream);
+    LG_CUDA(cudaEventRecord(t->event[1], t->stream));
+    LG_CUDA(cudaEventSynchronize(t->event[1]));
+    LG_CUDA(cudaEventElapsedTime(&ms, t->event[0], t->event[1]));
     return product_ms + ms / LONG_RUNS;
 }
 
 struct timed {
     int candidate;
-    float ms;
+    float ms; /* of one run */
+    int runs; /* of one turn */
 };
 static int by_time(const void *a, const void *b)
 {
@@ -423,20 +468,35 @@ static int by_time(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The fastest of n candidates: short runs first, then the best of these in turns. */
+/* As many runs as last about `ms`, within bounds. */
+static int runs_in(float ms, float one_ms)
+{
+    return (int)fminf(LONG_RUNS, fmaxf(RUNS, ms / one_ms));
+}
+
+/* The fastest of n candidates. Each runs briefly; of many, ever fewer go on to ever longer turns. */
 static struct timed race(struct lg_cuda_gemm *g, const struct trial *t, const struct plan *found,
                          int n)
 {
+    static const struct {
+        int stay, turns;
+        float turn_ms; /* within the bounds of runs_in */
+    } STAGES[] = {{40, 1, 3}, {12, 1, INFINITY}, {6, 3, INFINITY}};
+    const bool many = n > PROPOSED_MAX;
     struct timed all[CANDIDATES_MAX];
     for (int i = 0; i < n; i++)
-        all[i] = (struct timed){i, time_one(g, t, &found[i], n > PROPOSED_MAX ? 1 : RUNS)};
+        all[i] = (struct timed){i, time_one(g, t, &found[i], many ? 1 : RUNS), 0};
     qsort(all, (size_t)n, sizeof *all, by_time);
-    int last = LG_MIN(n, (int)FINALISTS);
-    for (int i = 0; i < last; i++) all[i].ms = 0;
-    for (int round = 0; round < ROUNDS; round++)
-        for (int i = 0; i < last; i++)
-            all[i].ms += time_one(g, t, &found[all[i].candidate], LONG_RUNS) / ROUNDS;
-    qsort(all, (size_t)last, sizeof *all, by_time);
+    for (size_t s = many ? 0 : LG_ARRAY_LEN(STAGES) - 1; s < LG_ARRAY_LEN(STAGES); s++) {
+        n = LG_MIN(n, STAGES[s].stay);
+        for (int i = 0; i < n; i++)
+            all[i].runs = runs_in(STAGES[s].turn_ms, all[i].ms), all[i].ms = 0;
+        for (int turn = 0; turn < STAGES[s].turns; turn++)
+            for (int i = 0; i < n; i++)
+                all[i].ms +=
+                    time_one(g, t, &found[all[i].candidate], all[i].runs) / (float)STAGES[s].turns;
+        qsort(all, (size_t)n, sizeof *all, by_time);
+    }
     return all[0];
 }
 
@@ -451,7 +511,6 @@ static struct plan fastest(struct lg_cuda_gemm *g, const struct problem *p,
     LG_CUDA(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking));
     for (int i = 0; i < 2; i++) LG_CUDA(cudaEventCreate(&t.event[i]));
     if (make_operands(p, t.stream, &memory, &t.x)) {
-        put_into_words(p, &t.x, &t.w);
         struct timed best = race(g, &t, found, n);
         plan = found[best.candidate];
         if (fused) plan.none = isinf(best.ms) || time_apart(g, p, &t) <= best.ms;
@@ -463,17 +522,34 @@ static struct plan fastest(struct lg_cuda_gemm *g, const struct problem *p,
     return plan;
 }
 
-static struct plan tune(struct lg_cuda_gemm *g, const struct problem *p)
+/* What is proposed; of a long product also its pieces, and the other tiles of all of these. */
+static int candidates(struct lg_cuda_gemm *g, const struct problem *p,
+                      struct plan ret[CANDIDATES_MAX])
 {
-    struct plan found[CANDIDATES_MAX];
+    const bool is_long =
+        2.0 * (double)(p->batch * p->m) * (double)p->n * (double)p->k >= LONG_FLOPS;
     struct operands nothing = {0};
     struct words w;
-    put_into_words(p, &nothing, &w);
-    int n = proposed(g, p, &w, found);
-    if (n == 0) return (struct plan){.of = *p, .none = true};
-    if (2.0 * (double)(p->batch * p->m) * (double)p->n * (double)p->k >= LONG_FLOPS)
-        n = with_other_tiles(g, p, &w, found, n);
-    return fastest(g, p, found, n);
+    int n = 0;
+    for (int pieces = 1; pieces <= (is_long ? PIECES_MAX : 1); pieces++) {
+        struct plan plan = {.of = *p, .pieces = pieces};
+        if (pieces > 1 && !can_be_cut(p, pieces)) continue;
+        put_into_words(&plan, &nothing, &w);
+        int more = proposed(g, &plan, &w, ret + n);
+        if (is_long && more > 0) more = with_other_tiles(g, &w, ret + n, more);
+        n += more;
+    }
+    return n;
+}
+
+static struct plan tune(struct lg_cuda_gemm *g, const struct problem *p)
+{
+    struct plan plan = {.of = *p, .none = true}, *found = calloc(CANDIDATES_MAX, sizeof *found);
+    LG_ASSERT(found);
+    int n = candidates(g, p, found);
+    if (n > 0) plan = fastest(g, p, found, n);
+    free(found);
+    return plan;
 }
 
 static const char *const EPILOGUE_NAMES[] = {
@@ -496,7 +572,7 @@ static void write_key(const struct problem *p, char ret[LG_CUDA_KEY_BYTES])
                  (long long)p->next_d);
 }
 
-/* "none", or the workspace's bytes and the algorithm's eight words. */
+/* "none", or the workspace's bytes and the algorithm's eight words; " in 3": in three pieces. */
 static void write_value(const struct plan *plan, char ret[LG_CUDA_VALUE_BYTES])
 {
     if (plan->none) {
@@ -507,12 +583,14 @@ static void write_value(const struct plan *plan, char ret[LG_CUDA_VALUE_BYTES])
     for (size_t i = 0; i < LG_ARRAY_LEN(plan->algo.data); i++)
         at += snprintf(ret + at, LG_CUDA_VALUE_BYTES - (size_t)at, " %llx",
                        (unsigned long long)plan->algo.data[i]);
+    if (plan->pieces > 1)
+        snprintf(ret + at, LG_CUDA_VALUE_BYTES - (size_t)at, " in %d", plan->pieces);
 }
 
 static bool read_value(const char *value, const struct problem *p, struct plan *ret)
 {
     int used = 0;
-    *ret = (struct plan){.of = *p, .none = !strcmp(value, "none")};
+    *ret = (struct plan){.of = *p, .pieces = 1, .none = !strcmp(value, "none")};
     if (ret->none) return true;
     if (sscanf(value, "%zu%n", &ret->workspace, &used) != 1) return false;
     for (size_t i = 0; i < LG_ARRAY_LEN(ret->algo.data); i++) {
@@ -521,6 +599,10 @@ static bool read_value(const char *value, const struct problem *p, struct plan *
         if (sscanf(value, " %llx%n", &word, &used) != 1) return false;
         ret->algo.data[i] = word;
     }
+    value += used;
+    if (*value && (sscanf(value, " in %d%n", &ret->pieces, &used) != 1 || value[used] ||
+                   !can_be_cut(p, ret->pieces)))
+        return false;
     return ret->workspace <= WORKSPACE_MAX;
 }
 
@@ -541,7 +623,7 @@ static struct plan make_plan(struct lg_cuda_gemm *g, const struct problem *p)
     bool good = read_value(value, p, &plan);
     if (good && !plan.none) {
         cublasLtMatmulHeuristicResult_t checked;
-        put_into_words(p, &(struct operands){0}, &w);
+        put_into_words(&plan, &(struct operands){0}, &w);
         good = cublasLtMatmulAlgoCheck(g->lt, &w.desc, &w.a, &w.b, &w.d, &w.d, &plan.algo,
                                        &checked) == CUBLAS_STATUS_SUCCESS;
     }
@@ -567,8 +649,7 @@ static struct plan plan_locked(struct lg_cuda_gemm *g, const struct problem *p)
 /* A product as calls of cuBLASLt, each of `piece` elements of k; the epilogue is the last one's, whose k may be smaller. */
 struct calls {
     int64_t k, piece;
-    struct problem part, last; /* part: all but the last */
-    struct plan part_plan, last_plan;
+    struct plan part, last; /* part: all but the last */
 };
 static int64_t piece_of(const struct problem *p)
 {
@@ -582,26 +663,26 @@ static int64_t piece_of(const struct problem *p)
 static bool calls_of(lg_cuda_device *d, const struct lg_cuda_product *x, struct calls *ret)
 {
     if (!fits(x) || !lg_cuda_aligned_16(x->bias) || !lg_cuda_aligned_16(x->pre)) return false;
-    struct problem p = problem_of(d, x);
-    *ret = (struct calls){.k = p.k, .piece = piece_of(&p), .part = p, .last = p};
-    ret->last.k = (p.k - 1) % ret->piece + 1;
-    ret->part.k = ret->piece;
-    ret->part.epilogue = PLAIN, ret->part.side = 0;
+    struct problem last = problem_of(d, x), part = last;
+    *ret = (struct calls){.k = last.k, .piece = piece_of(&last)};
+    last.k = (ret->k - 1) % ret->piece + 1;
+    part.k = ret->piece;
+    part.epilogue = PLAIN, part.side = 0;
     /* Its sums are over the k of one call. */
-    if (p.epilogue == BIAS_GRADIENT && ret->piece < p.k) return false;
+    if (last.epilogue == BIAS_GRADIENT && ret->piece < ret->k) return false;
     LG_CUDA(cudaSetDevice(d->index));
     pthread_mutex_lock(&d->gemm->mutex);
-    ret->last_plan = plan_locked(d->gemm, &ret->last);
-    if (ret->piece < p.k) ret->part_plan = plan_locked(d->gemm, &ret->part);
+    ret->last = plan_locked(d->gemm, &last);
+    if (ret->piece < ret->k) ret->part = plan_locked(d->gemm, &part);
     pthread_mutex_unlock(&d->gemm->mutex);
-    return !ret->last_plan.none && !ret->part_plan.none;
+    return !ret->last.none && !ret->part.none;
 }
 
 bool lg_cuda_gemm_plan(lg_cuda_device *d, const struct lg_cuda_product *x, size_t *ret_workspace)
 {
     struct calls c;
     if (!calls_of(d, x, &c)) return false;
-    *ret_workspace = LG_MAX(c.last_plan.workspace, c.part_plan.workspace);
+    *ret_workspace = LG_MAX(c.last.workspace, c.part.workspace);
     return true;
 }
 
@@ -614,7 +695,7 @@ bool lg_cuda_gemm_run(lg_stream *s, const struct lg_cuda_product *x)
     struct words w;
     if (!calls_of(d, x, &c)) return false;
     for (int64_t at = 0; at < c.k; at += c.piece) {
-        const bool last = at + c.piece >= c.k;
+        const struct plan *plan = at + c.piece >= c.k ? &c.last : &c.part;
         struct operands o = {.a = (const char *)g->a + (size_t)(at * g->sa_k) * e,
                              .b = (const char *)g->b + (size_t)(at * g->sb_k) * e,
                              .d = g->d,
@@ -622,8 +703,8 @@ bool lg_cuda_gemm_run(lg_stream *s, const struct lg_cuda_product *x)
                              .bias = x->bias,
                              .pre = x->pre,
                              .beta = g->accumulate || at > 0 ? 1 : 0};
-        put_into_words(last ? &c.last : &c.part, &o, &w);
-        LT(multiply(d->gemm, &w, last ? &c.last_plan : &c.part_plan, &o, lg_cuda_stream_of(s)));
+        put_into_words(plan, &o, &w);
+        LT(multiply(d->gemm, &w, plan, &o, lg_cuda_stream_of(s)));
     }
     return true;
 }

@@ -3,10 +3,12 @@
  * outputs whose inner dimension may be split, all of which ref64 would take hours for: results in
  * tf32 and in 16 bits against those in fp32 from the same inputs, rows with equal inputs in both
  * halves of the batch have equal bits, the same bits twice, and nothing written behind a tensor.
+ * Weight gradients whose output is done in pieces have the bits of the whole.
  *
  * usage: test_long_products_cuda */
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
+#include <unistd.h>
 
 enum { K = 1152, PRODUCTS_N = 10 };
 enum { GUARD = 1 << 20, GUARD_BYTE = 0x5A }; /* bytes behind every tensor */
@@ -29,6 +31,9 @@ static const struct product {
     {"backward to few x", TO_X, X, 256, 6912, false},
     {"forward, columns of w", FORWARD, Y, 4096, 2304, true},
     {"backward through GELU, columns of w", THROUGH_GELU, Y, 4166, 2304, true}};
+/* So many results that the partial sums of a split k would not fit the workspace: pieces have none either. */
+static const struct product LONG_WEIGHTS = {
+    "weights, whole and in pieces", TO_WEIGHTS, W, 1024, 8 * K, false};
 
 static lg_device *device;
 static lg_stream *stream;
@@ -168,10 +173,64 @@ static void check(const struct product *x, const struct gpu_precision *p)
     for (int i = 0; i < 2; i++) free(want[i]), free(got[i]);
 }
 
+/* In a file of pinned algorithms with one weight gradient: in three pieces what was whole, whole what
+ * was in pieces. False when it has none. */
+static bool cut_otherwise(const char *path)
+{
+    char line[1024] = "";
+    FILE *f = fopen(path, "r");
+    LG_ASSERT(f);
+    while (!strstr(line, " parts = ") && fgets(line, sizeof line, f)) continue;
+    fclose(f);
+    if (!strstr(line, " parts = ") || strstr(line, " = none")) return false;
+    char *pieces = strstr(line, " in ");
+    line[pieces ? (size_t)(pieces - line) : strcspn(line, "\n")] = 0;
+    f = fopen(path, "w");
+    LG_ASSERT(f);
+    fprintf(f, "%s%s\n", line, pieces ? "" : " in 3");
+    LG_ASSERT(fclose(f) == 0);
+    return true;
+}
+
+static void check_pieces(const struct gpu_precision *p)
+{
+    const struct product *x = &LONG_WEIGHTS;
+    const char *folder = getenv("TMPDIR"), *cache = getenv("LG_CUDA_CACHE");
+    char path[4096];
+    double *one[2], *other[2];
+    if (gpu_sanitized()) return;
+    char *before = cache ? strdup(cache) : NULL;
+    snprintf(path, sizeof path, "%s/lg-algorithms-XXXXXX", folder ? folder : "/tmp");
+    int fd = mkstemp(path);
+    LG_ASSERT(fd >= 0);
+    close(fd);
+    setenv("LG_CUDA_CACHE", path, 1);
+    in_bf16 = p->round != LG_F32;
+    int64_t n = results(x, p->name, one);
+    bool changed = cut_otherwise(path);
+    results(x, p->name, other);
+    bool same = changed && memcmp(one[0], other[0], (size_t)n * sizeof(double)) == 0;
+    printf("%s%s in %s: %s\n", same ? "" : "FAIL ", x->name, p->name,
+           same      ? "the same bits"
+           : changed ? "other bits"
+                     : "no algorithm was pinned");
+    gpu_count(same);
+    if (before)
+        setenv("LG_CUDA_CACHE", before, 1);
+    else
+        unsetenv("LG_CUDA_CACHE");
+    unlink(path);
+    free(before);
+    for (int i = 0; i < 2; i++) free(one[i]), free(other[i]);
+}
+
 int main(void)
 {
     for (int k = 0; k < GPU_PRECISION_COUNT; k++)
         for (int i = 0; i < PRODUCTS_N && strcmp(GPU_PRECISIONS[k].name, "fp32"); i++)
             if (gpu_my_turn()) check(&PRODUCTS[i], &GPU_PRECISIONS[k]);
+    for (int k = 0; k < GPU_PRECISION_COUNT; k++)
+        if (strcmp(GPU_PRECISIONS[k].name, "fp32") && gpu_my_turn())
+            check_pieces(&GPU_PRECISIONS[k]);
     return gpu_summary();
 }
