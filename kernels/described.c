@@ -124,7 +124,11 @@ static size_t scratch_bytes(lg_device *d, lg_op_id op, const void *args)
         const struct lg_sum_rows_args *a = args;
         return column_sums(a->x.dim[0], a->x.dim[1]);
     }
-    case LG_OP_rms_norm_backward:
+    case LG_OP_rms_norm_backward: {
+        const struct lg_rms_norm_backward_args *a = args;
+        const int64_t *dim = a->dx.dim;
+        return sums + (a->dbias.rank ? column_sums(dim[0] * dim[1], dim[2] * dim[3]) : 0);
+    }
     case LG_OP_group_norm_forward:
         return sums;
     default:

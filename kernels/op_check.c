@@ -317,6 +317,7 @@ static void rule_norm_residual_backward(const struct call *c)
 {
     ARGS(norm_residual_backward);
     require_modulation(c, &a->norm);
+    REQUIRE(!is_there(c, &a->norm.dbias));
 }
 
 /* In place means vector by vector. */

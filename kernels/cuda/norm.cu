@@ -161,9 +161,9 @@ template <typename T> __global__ void add_pieces_kernel(const struct piece_sums 
         ((T *)p.dscale)[b * p.mod_stride + i] = from_float<T>(sum[SUM_SCALE]);
     }
     if (p.dgate) ((T *)p.dgate)[b * p.gate_stride + i] = from_float<T>(sum[SUM_GATE]);
-    if (p.bias_sums)
-        p.bias_sums[b * p.D + i] =
-            sum[SUM_BIAS] * to_float(((const T *)p.gate)[b * p.gate_stride + i]);
+    if (!p.bias_sums) return;
+    const float gate = p.gate ? to_float(((const T *)p.gate)[b * p.gate_stride + i]) : 1;
+    p.bias_sums[b * p.D + i] = sum[SUM_BIAS] * gate;
 }
 void cuda_add_pieces(cudaStream_t stream, lg_dtype type, const struct piece_sums *p)
 {
@@ -202,9 +202,14 @@ __global__ void modulation_backward_kernel(const T *dy, const T *x, const float 
     store_column_sums<T, N>(shift, dshift + b * stride + i, active);
     store_column_sums<T, N>(scale, dscale + b * stride + i, active);
 }
+/* First the bias's sums of the samples, then those of the pieces; or afterwards, where each row is read more than once, those of
+ * dx's columns. */
 size_t cuda_norm_modulate_backward_scratch(const struct lg_norm_modulate_backward_args *a)
 {
-    return (size_t)sum_floats(a->x.dim[0], a->x.dim[1], a->x.dim[2]) * sizeof(float);
+    const int64_t B = a->x.dim[0], tokens = a->x.dim[1], D = a->x.dim[2];
+    const bool biased = a->dbias.rank != 0;
+    const size_t sums = (size_t)(sum_floats(B, tokens, D) + biased * B * D) * sizeof(float);
+    return biased ? LG_MAX(sums, cuda_column_sums_scratch(B * tokens, D)) : sums;
 }
 void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
 {
@@ -214,8 +219,12 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
     int64_t stride = a->scale.data ? lg_row_stride(&a->scale, 1) : 0;
     bool fits = rows_fit(a->x.dtype, D, stride, p, 6);
     cudaStream_t stream = lg_cuda_stream_of(s);
-    float *pieces = sum_pieces(tokens) > 1 ? (float *)s->scratch : NULL;
-    if (cuda_norm_backward_of_rows(s, a, NULL, pieces, NULL)) return;
+    float *bias_sums = a->dbias.data ? (float *)s->scratch : NULL, *pieces = NULL;
+    if (sum_pieces(tokens) > 1) pieces = (float *)s->scratch + (bias_sums ? B * D : 0);
+    if (cuda_norm_backward_of_rows(s, a, NULL, pieces, bias_sums)) {
+        if (bias_sums) cuda_add_partial_sums(stream, bias_sums, B, a->dbias, a->accumulate_dbias);
+        return;
+    }
     WITH_TYPE(
         a->x.dtype, T, {WITH_PACK(fits, T, N, {
             norm_backward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
@@ -230,10 +239,14 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
                     tokens, D, pieces);
         })})
     LG_CUDA_LAUNCHED();
-    if (!pieces || !a->dscale.data) return;
-    struct piece_sums sums = {pieces, B, sum_pieces(tokens), D, stride};
-    sums.dshift = a->dshift.data, sums.dscale = a->dscale.data;
-    cuda_add_pieces(stream, a->x.dtype, &sums);
+    if (pieces && a->dscale.data) {
+        struct piece_sums sums = {pieces, B, sum_pieces(tokens), D, stride};
+        sums.dshift = a->dshift.data, sums.dscale = a->dscale.data;
+        cuda_add_pieces(stream, a->x.dtype, &sums);
+    }
+    if (bias_sums)
+        cuda_column_sums(stream, lg_t2(a->dx.data, a->dx.dtype, rows, D), D, a->dbias,
+                         a->accumulate_dbias, s->scratch);
 }
 
 /* ---- gated residual ---- */

@@ -49,7 +49,7 @@ static inline int64_t sum_floats(int64_t B, int64_t tokens, int64_t D)
     int64_t pieces = sum_pieces(tokens);
     return pieces > 1 ? B * pieces * SUM_KINDS * D : 0;
 }
-/* What becomes of the pieces' sums. Those of kind SUM_BIAS times the gate are bias_sums (B, D), or NULL. */
+/* What becomes of the pieces' sums. Those of kind SUM_BIAS times the gate, where there is one, are bias_sums (B, D), or NULL. */
 struct piece_sums {
     const float *of;
     int64_t B, pieces, D, mod_stride, gate_stride;
@@ -65,7 +65,8 @@ bool cuda_norm_forward_of_rows(cudaStream_t stream,
                                const struct lg_gate_residual_forward_args *before,
                                const struct lg_norm_modulate_forward_args *a);
 /* The norm's backward, and then that of the residual before it where there is one (else NULL), each row
- * read once; false when not for it, or for the GPU. pieces: sum_floats(); bias_sums (B, D): where the residual has dbias, its sums over T. */
+ * read once; false when not for it, or for the GPU. pieces: sum_floats(); bias_sums (B, D): where the residual, or without one the
+ * norm, has dbias, its sums over T. */
 bool cuda_norm_backward_of_rows(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
                                 const struct lg_gate_residual_backward_args *then, float *pieces,
                                 float *bias_sums);

@@ -2,7 +2,8 @@
  * gated residual before it; each row is read once (norm.cu has the general ones).
  *
  * Per row n = (x - mean) rstd, g = dy (1 + scale): dx (+)= rstd (g - avg(g) - n avg(g n)), of an RMSNorm without avg(g), and behind it
- * below = gate dx. Per sample dshift = sum over T of dy, dscale of dy n, dgate of dx y, and dbias of below.
+ * below = gate dx. Per sample dshift = sum over T of dy, dscale of dy n, dgate of dx y, and dbias of below; without the residual
+ * dbias is that of dx.
  *
  * A row is a team's: one warp, or for rows wider than ROW_MAX two or four, that add up what each has of a row's sums. A block
  * owns sum_tokens() rows of a sample, its teams every eighth (fourth, second) of them. A lane keeps the sums of its columns in
@@ -37,6 +38,9 @@ template <typename T> struct rows_args {
     bool accumulate, rms;
 };
 
+/* What comes behind the norm: nothing, the sum of dx over the rows, or the residual with its sums. */
+enum behind { ALONE, BIAS, RESIDUAL };
+
 /* Who does a row: LANES, of which each has packs l, l + LANES ... of it. */
 template <int WARPS_IN_IT, int PACKS_OF_A_LANE> struct team {
     static constexpr int SIZE = WARPS_IN_IT, PACKS = PACKS_OF_A_LANE, LANES = SIZE * WARP;
@@ -48,8 +52,8 @@ template <int WARPS_IN_IT, int PACKS_OF_A_LANE> struct team {
  * times the rows DY, X, DX and Y, then what warps tell their team. Afterwards, in the rings' place, the teams' sums, two
  * kinds at a time. */
 enum { DY, X, DX, Y };
-template <typename G, bool RESIDUAL> struct layout {
-    static constexpr int KINDS = RESIDUAL ? 4 : 3, STAGE = KINDS * G::ROW;
+template <typename G, behind THEN> struct layout {
+    static constexpr int KINDS = THEN == RESIDUAL ? 4 : 3, STAGE = KINDS * G::ROW;
     static constexpr int RINGS = 2 * G::ROW, RING = STAGES * STAGE;
     static constexpr int TOLD = RINGS + G::TEAMS * RING;
     static constexpr int BYTES = TOLD + (G::SIZE > 1 ? 2 * WARPS * (int)sizeof(float2) : 0);
@@ -57,12 +61,12 @@ template <typename G, bool RESIDUAL> struct layout {
 };
 
 /* Packs of row t to `to`, for this lane; `last`: it has one of the last. */
-template <typename G, bool RESIDUAL, typename T>
+template <typename G, behind THEN, typename T>
 static __device__ __forceinline__ void fetch(const T *const (&from)[4], int64_t at, uint32_t to,
                                              bool accumulate, bool with_y, bool last)
 {
 #pragma unroll
-    for (int w = 0; w < layout<G, RESIDUAL>::KINDS; w++) {
+    for (int w = 0; w < layout<G, THEN>::KINDS; w++) {
         if (w == DX && !accumulate || w == Y && !with_y) continue;
 #pragma unroll
         for (int j = 0; j < G::PACKS; j++)
@@ -171,7 +175,7 @@ static __device__ __forceinline__ float2 first_pass(const row_in_ring &in, float
 struct line {
     float r, slope, offset;
 };
-template <typename T, typename G, bool RESIDUAL, bool SUMS>
+template <typename T, typename G, behind THEN, bool SUMS>
 static __device__ __forceinline__ void second_pass(const rows_args<T> &a, const row_in_ring &in,
                                                    const line &l, int64_t at, bool last,
                                                    column_sums<G> &sums)
@@ -182,7 +186,7 @@ static __device__ __forceinline__ void second_pass(const rows_args<T> &a, const 
         int p = j * G::PACK_BYTES;
         quad dy = get(in.row + DY * ROW + p), x = get(in.row + X * ROW + p);
         quad scale = get(in.scales + p), old = get(in.row + DX * ROW + p), y = {}, gate = {};
-        if (RESIDUAL) y = get(in.row + Y * ROW + p), gate = get(in.gates + p);
+        if (THEN == RESIDUAL) y = get(in.row + Y * ROW + p), gate = get(in.gates + p);
 #pragma unroll
         for (int e = 0; e < ROW_PACK; e += 2) {
             float2 d = two<T>(dy.v[e / 2]), n = two<T>(x.v[e / 2]), s = two<T>(scale.v[e / 2]);
@@ -190,18 +194,17 @@ static __device__ __forceinline__ void second_pass(const rows_args<T> &a, const 
             d.x = d.x * s.x + d.x, d.y = d.y * s.y + d.y;
             n.x = n.x * l.slope + l.offset, n.y = n.y * l.slope + l.offset;
             dy.v[e / 2] = from_two<T>(d.x * l.r + n.x + o.x, d.y * l.r + n.y + o.y);
-            if (!RESIDUAL) continue;
-            float2 w = two<T>(y.v[e / 2]), g = two<T>(gate.v[e / 2]);
+            if (THEN == ALONE) continue;
             d = two<T>(dy.v[e / 2]);
-            if (SUMS) {
-                sums.first[j][e] += d.x * w.x, sums.first[j][e + 1] += d.y * w.y;
-                sums.second[j][e] += d.x, sums.second[j][e + 1] += d.y;
-            }
+            if (SUMS) sums.second[j][e] += d.x, sums.second[j][e + 1] += d.y;
+            if (THEN == BIAS) continue;
+            float2 w = two<T>(y.v[e / 2]), g = two<T>(gate.v[e / 2]);
+            if (SUMS) sums.first[j][e] += d.x * w.x, sums.first[j][e + 1] += d.y * w.y;
             y.v[e / 2] = from_two<T>(d.x * g.x, d.y * g.y);
         }
         if (j + 1 == G::PACKS && !last) break;
         *(quad *)(a.dx + at + j * G::STEP) = dy;
-        if (RESIDUAL) *(quad *)(a.below + at + j * G::STEP) = y;
+        if (THEN == RESIDUAL) *(quad *)(a.below + at + j * G::STEP) = y;
     }
 }
 
@@ -215,13 +218,13 @@ static __device__ __forceinline__ void store_piece(float *to, const float *sums,
     }
 }
 
-/* The teams' sums, added in order, to dshift and dscale; to dgate and, with the gate, to dbias' part. */
-template <typename T, typename G, bool RESIDUAL>
+/* The teams' sums, added in order, to dshift and dscale; to dgate and, with the gate where there is one, to dbias' part. */
+template <typename T, typename G, behind THEN>
 static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *shared,
                                                   const column_sums<G> &norm,
                                                   const column_sums<G> &residual)
 {
-    typedef layout<G, RESIDUAL> L;
+    typedef layout<G, THEN> L;
     int64_t b = blockIdx.y;
     float *sums = (float *)(shared + L::RINGS);
     __syncthreads();
@@ -230,7 +233,7 @@ static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *s
     if (a.pieces) {
         float *piece = a.pieces + (b * gridDim.x + blockIdx.x) * SUM_KINDS * a.D;
         store_piece<G>(piece, sums, a.D);
-        if (!RESIDUAL) return;
+        if (THEN == ALONE) return;
         __syncthreads();
         put_sums<G>(sums, residual);
         __syncthreads();
@@ -240,7 +243,7 @@ static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *s
         store_four<T>(a.dshift + b * a.mod_stride + i, add_teams<G>(sums, i));
         store_four<T>(a.dscale + b * a.mod_stride + i, add_teams<G>(sums + G::SUMS, i));
     }
-    if (!RESIDUAL) return;
+    if (THEN == ALONE) return;
     __syncthreads();
     put_sums<G>(sums, residual);
     __syncthreads();
@@ -248,17 +251,19 @@ static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *s
         if (a.dgate) store_four<T>(a.dgate + b * a.gate_stride + i, add_teams<G>(sums, i));
         if (!a.bias_sums) continue;
         float4 sum = add_teams<G>(sums + G::SUMS, i);
-        uint2 gate = *(const uint2 *)((const T *)(shared + G::ROW) + i);
-        float2 low = two<T>(gate.x), high = two<T>(gate.y);
-        *(float4 *)(a.bias_sums + b * a.D + i) =
-            make_float4(sum.x * low.x, sum.y * low.y, sum.z * high.x, sum.w * high.y);
+        if (THEN == RESIDUAL) {
+            uint2 gate = *(const uint2 *)((const T *)(shared + G::ROW) + i);
+            float2 low = two<T>(gate.x), high = two<T>(gate.y);
+            sum = make_float4(sum.x * low.x, sum.y * low.y, sum.z * high.x, sum.w * high.y);
+        }
+        *(float4 *)(a.bias_sums + b * a.D + i) = sum;
     }
 }
 
-template <typename T, typename G, bool RESIDUAL, bool SUMS>
+template <typename T, typename G, behind THEN, bool SUMS>
 static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args<T> a)
 {
-    typedef layout<G, RESIDUAL> L;
+    typedef layout<G, THEN> L;
     extern __shared__ __align__(128) char shared[];
     int lane = threadIdx.x % G::LANES, team = threadIdx.x / G::LANES, place = threadIdx.x % WARP;
     int64_t b = blockIdx.y, base = b * a.tokens * a.D + lane * ROW_PACK;
@@ -271,12 +276,12 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
     uint32_t scales = (uint32_t)__cvta_generic_to_shared(shared) + lane * 16;
     uint32_t ring = scales + L::RINGS + team * L::RING;
     if (begin + team < end)
-        fetch<G, RESIDUAL>(from, (int64_t)(begin + team) * a.D, ring, a.accumulate, a.y, last);
+        fetch<G, THEN>(from, (int64_t)(begin + team) * a.D, ring, a.accumulate, a.y, last);
     asm volatile("cp.async.commit_group;" ::: "memory");
     for (int i = threadIdx.x; i * ROW_PACK < a.D; i += THREADS) {
         const T *scale = a.scale + b * a.mod_stride, *gate = a.gate + b * a.gate_stride;
         ((quad *)shared)[i] = *(const quad *)(scale + i * ROW_PACK);
-        if (RESIDUAL) ((quad *)(shared + G::ROW))[i] = *(const quad *)(gate + i * ROW_PACK);
+        if (THEN == RESIDUAL) ((quad *)(shared + G::ROW))[i] = *(const quad *)(gate + i * ROW_PACK);
     }
     __syncthreads();
     column_sums<G> norm = {}, residual = {};
@@ -284,7 +289,7 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
     for (int t = begin + team, k = 0; t < end; t += G::TEAMS, k++) {
         uint32_t row = ring + k % STAGES * L::STAGE, next = ring + (k + 1) % STAGES * L::STAGE;
         if (t + G::TEAMS < end)
-            fetch<G, RESIDUAL>(from, (int64_t)(t + G::TEAMS) * a.D, next, a.accumulate, a.y, last);
+            fetch<G, THEN>(from, (int64_t)(t + G::TEAMS) * a.D, next, a.accumulate, a.y, last);
         asm volatile("cp.async.commit_group;" ::: "memory");
         if (k % WARP == 0 && t + place * G::TEAMS < end) { /* of this team's next 32 rows */
             mean = a.mean[b * a.tokens + t + place * G::TEAMS];
@@ -299,20 +304,20 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
         float avg_g = a.rms ? 0 : sum.x * a.inverse_D, avg_gn = sum.y * a.inverse_D;
         /* r (g - avg(g) - n avg(g n)) */
         line l = {r, -r * r * avg_gn, -r * (avg_g + c * avg_gn)};
-        second_pass<T, G, RESIDUAL, SUMS>(a, in, l, base + (int64_t)t * a.D, last, residual);
+        second_pass<T, G, THEN, SUMS>(a, in, l, base + (int64_t)t * a.D, last, residual);
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    if (SUMS) store_sums<T, G, RESIDUAL>(a, shared, norm, residual);
+    if (SUMS) store_sums<T, G, THEN>(a, shared, norm, residual);
 }
 
-template <typename T, typename G, bool RESIDUAL, bool SUMS>
+template <typename T, typename G, behind THEN, bool SUMS>
 static void launch(cudaStream_t stream, int64_t B, const rows_args<T> &r)
 {
-    typedef layout<G, RESIDUAL> L;
-    LG_CUDA(cudaFuncSetAttribute(rows_kernel<T, G, RESIDUAL, SUMS>,
+    typedef layout<G, THEN> L;
+    LG_CUDA(cudaFuncSetAttribute(rows_kernel<T, G, THEN, SUMS>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
     dim3 grid((unsigned)ceil_div(r.tokens, block_rows<SUMS>(r.tokens)), (unsigned)B);
-    rows_kernel<T, G, RESIDUAL, SUMS><<<grid, THREADS, L::BYTES, stream>>>(r);
+    rows_kernel<T, G, THEN, SUMS><<<grid, THREADS, L::BYTES, stream>>>(r);
     LG_CUDA_LAUNCHED();
 }
 
@@ -322,7 +327,7 @@ static bool run(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
                 const struct lg_gate_residual_backward_args *then, float *pieces, float *bias_sums)
 {
     const int64_t B = a->x.dim[0];
-    size_t shared = then ? layout<G, true>::BYTES : layout<G, false>::BYTES;
+    size_t shared = then ? layout<G, RESIDUAL>::BYTES : layout<G, BIAS>::BYTES;
     cudaStream_t stream = lg_cuda_stream_of(s);
     if (shared > lg_cuda_device_of(s)->shared_max) return false;
     rows_args<T> r = {};
@@ -344,12 +349,15 @@ static bool run(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
     struct piece_sums sums = {pieces, B, sum_pieces(r.tokens), r.D};
     sums.mod_stride = r.mod_stride;
     sums.dshift = r.dshift, sums.dscale = r.dscale;
+    r.bias_sums = sums.bias_sums = bias_sums;
     if (!then) {
-        if (!r.dscale)
-            launch<T, G, false, false>(stream, B, r);
+        if (bias_sums)
+            launch<T, G, BIAS, true>(stream, B, r);
+        else if (r.dscale)
+            launch<T, G, ALONE, true>(stream, B, r);
         else
-            launch<T, G, false, true>(stream, B, r);
-        if (r.dscale && r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
+            launch<T, G, ALONE, false>(stream, B, r);
+        if ((r.dscale || bias_sums) && r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
         return true;
     }
     r.y = (const T *)then->y.data;
@@ -357,14 +365,13 @@ static bool run(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
     r.below = (T *)then->dy.data;
     r.dgate = (T *)then->dgate.data;
     r.gate_stride = lg_row_stride(&then->gate, 1);
-    r.bias_sums = bias_sums;
     if (!r.dscale && !r.dgate && !bias_sums) {
-        launch<T, G, true, false>(stream, B, r);
+        launch<T, G, RESIDUAL, false>(stream, B, r);
         return true;
     }
-    launch<T, G, true, true>(stream, B, r);
+    launch<T, G, RESIDUAL, true>(stream, B, r);
     sums.gate = r.gate, sums.gate_stride = r.gate_stride;
-    sums.dgate = r.dgate, sums.bias_sums = bias_sums;
+    sums.dgate = r.dgate;
     if (r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
     return true;
 }

@@ -8,6 +8,10 @@
  * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
  * vectors alone. What does not fit (D beyond 4 packs a lane, rows that are not aligned) takes two general kernels.
  *
+ * The sums of dx over all tokens (dbias): a thread that has the same columns of every token keeps them beside those for dw, in
+ * the kernels for wide vectors and for heads of 8, 16 or 32 packs, of which a block has a token's, and goes from token to token;
+ * columns that are copied in place, and all others, are read once more (cuda_column_sums).
+ *
  * Wide vectors (whole tokens: LTX-Video norms all 2048 channels of queries and of keys), of which a token has one for each row of
  * w, are a team's: four or eight warps, which have a token's normed vectors at once, so that its angles are read once. A
  * block takes a token of all samples before the next token, whose angles are the same.
@@ -390,6 +394,105 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
             a.partial + ((int64_t)blockIdx.x * a.p.weights + blockIdx.y) * a.p.D, a.p.D, sum);
 }
 
+/* Some heads of a chunk of tokens: all of dx, sums for dw and of dx. Vectors are LANES packs; a block has slice_packs packs of a
+ * token, whole heads, of which a thread has HEAD_PACKS, the same in each token. */
+template <typename T, int N, int LANES>
+static __global__ void __launch_bounds__(HEAD_WARPS *WARP, HEAD_WARPS_AT_ONCE / HEAD_WARPS)
+    heads_backward_kernel(const backward_args<T> a, int slice_packs)
+{
+    constexpr int D = LANES * N;
+    __shared__ float shared[HEAD_WARPS * WARP * HEAD_PACKS * N];
+    const uint32_t tokens = a.p.vectors / a.p.heads;
+    const uint32_t step = (tokens + gridDim.x - 1) / gridDim.x;
+    const uint32_t begin = min(blockIdx.x * step, tokens), end = min(begin + step, tokens);
+    const int first = (int)blockIdx.y * slice_packs, all = (int)a.p.heads.by * LANES;
+    const int last = min(first + slice_packs, all), within = threadIdx.x % LANES * N;
+    const bool copies = !a.p.in_place || a.bias;
+    bool normed[HEAD_PACKS], there[HEAD_PACKS];
+    pack<T, N> w[HEAD_PACKS] = {}, dy[HEAD_PACKS] = {}, kept[HEAD_PACKS] = {};
+    float dw[HEAD_PACKS][N] = {}, bias[HEAD_PACKS][N] = {};
+#pragma unroll
+    for (int j = 0; j < HEAD_PACKS; j++) {
+        const int q = first + threadIdx.x + j * blockDim.x, head = q / LANES;
+        normed[j] = q < last && head < (int)a.p.normed;
+        there[j] = normed[j] || (q < last && copies);
+        if (normed[j]) w[j] = *(const pack<T, N> *)(a.w + head / (int)a.p.each.by * D + within);
+    }
+    const auto fetch = [&](uint32_t token) {
+        const uint32_t sample = token / a.p.tokens, t = token - sample * a.p.tokens.by;
+        const T *from = a.dy + sample * a.p.stride_in + (int64_t)t * all * N;
+        const T *x = a.kept + (int64_t)token * a.p.normed * D;
+#pragma unroll
+        for (int j = 0; j < HEAD_PACKS; j++) {
+            const int q = first + threadIdx.x + j * blockDim.x;
+            if (there[j]) dy[j] = *(const pack<T, N> *)(from + q * N);
+            if (normed[j]) kept[j] = *(const pack<T, N> *)(x + q * N);
+        }
+    };
+    if (begin < end) fetch(begin);
+    for (uint32_t token = begin; token < end; token++) {
+        const uint32_t sample = token / a.p.tokens, t = token - sample * a.p.tokens.by;
+        T *dx = a.dx + sample * a.p.stride_out + (int64_t)t * all * N;
+        pack<T, N> now[HEAD_PACKS], x_now[HEAD_PACKS];
+        float c[N / 2], z[N / 2];
+        if (a.cosine) {
+            load<float, N / 2>(a.cosine + (int64_t)t * (D / 2) + within / 2, c);
+            load<float, N / 2>(a.sine + (int64_t)t * (D / 2) + within / 2, z);
+        }
+#pragma unroll
+        for (int j = 0; j < HEAD_PACKS; j++) now[j] = dy[j], x_now[j] = kept[j];
+        if (token + 1 < end) fetch(token + 1);
+#pragma unroll
+        for (int j = 0; j < HEAD_PACKS; j++) {
+            const int q = first + threadIdx.x + j * blockDim.x, head = q / LANES;
+            const float r = normed[j] ? a.rstd[(int64_t)token * a.p.normed + head] : 0;
+            float d[N], n[N], u[N], old[N], v[N], mean = 0;
+            unpack<T, N>(now[j], d);
+            unpack<T, N>(x_now[j], n);
+            unpack<T, N>(w[j], u);
+            if (a.cosine && normed[j]) {
+                turn_pack<N>(d, c, z, -1);
+                unpack<T, N>(packed<T, N>(d), d);
+            }
+            if (a.accumulate && there[j]) unpack<T, N>(*(const pack<T, N> *)(dx + q * N), old);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                n[e] *= r;
+                dw[j][e] += d[e] * n[e];
+                mean += d[e] * u[e] * n[e];
+            }
+            mean = lanes_sum<LANES>(mean) / (float)D;
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                v[e] = normed[j] ? r * (d[e] * u[e] - n[e] * mean) : d[e];
+                if (a.accumulate) v[e] += old[e];
+                bias[j][e] += v[e];
+            }
+            if (there[j] && (normed[j] || !a.p.in_place))
+                *(pack<T, N> *)(dx + q * N) = packed<T, N>(v);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < HEAD_PACKS; j++) {
+        const int at = threadIdx.x + j * blockDim.x;
+        if (first + at >= last) continue;
+        float *to = a.bias + ((int64_t)blockIdx.x * all + first + at) * N;
+        if (a.bias) store<float, N>(to, bias[j]);
+        store<float, N>(shared + at * N, dw[j]);
+    }
+    __syncthreads();
+    if (!a.partial) return;
+    const int heads = (last - first) / LANES, each = (int)a.p.each.by;
+    float *to = a.partial + ((int64_t)blockIdx.x * gridDim.y + blockIdx.y) * a.p.weights * D;
+    for (int i = threadIdx.x; i < a.p.weights * D; i += blockDim.x) {
+        const int from = max(i / D * each - first / LANES, 0);
+        const int till = min((i / D + 1) * each - first / LANES, heads);
+        float sum = 0;
+        for (int head = from; head < till; head++) sum += shared[head * D + i % D];
+        to[i] = sum;
+    }
+}
+
 /* dx alone, of a token. */
 template <typename T, int N, int LANES>
 static __global__ void __launch_bounds__(THREADS) token_dx_kernel(const backward_args<T> a)
@@ -498,34 +601,104 @@ static __global__ void __launch_bounds__(THREADS) long_dw_kernel(const backward_
     store_partial<N, WARP, 1>(a.partial + row * a.p.D + first, a.p.D - first, sum);
 }
 
-/* By the number of vectors that a weight norms, and whether they are wide: then blocks of which an H200 has all at once. */
-static int64_t chunks_of(const struct lg_rms_norm_backward_args *a, bool wide_vectors)
+/* How the backward is done: which kernel, and how tokens and a token's heads are dealt out to blocks. */
+struct backward_way {
+    enum { WIDE, HEADS, ANY } kernel;
+    int64_t chunks, heads; /* of vectors that a weight norms, or of tokens; heads of a block */
+    int64_t rows;          /* of partial sums for dw */
+};
+/* By sizes alone; for wide vectors and heads blocks of which an H200 has all at once. */
+static backward_way way_of(const struct lg_rms_norm_backward_args *a, bool fits)
 {
-    const int64_t vectors = a->dy.dim[0] * a->dy.dim[1] * a->each,
-                  most = a->w.dim[0] == 1 ? 396 : 264;
-    return wide_vectors ? LG_MIN(ceil_div(vectors, WIDE_CHUNK_MIN), most)
-                        : LG_MIN(ceil_div(vectors, CHUNK_MIN), (int64_t)CHUNKS_MAX);
+    const int64_t tokens = a->dy.dim[0] * a->dy.dim[1],
+                  N = 16 / (int64_t)lg_dtype_bytes(a->w.dtype);
+    const int64_t D = a->w.dim[1], packs = D / N;
+    if (fits && is_wide(a->w, a->each, N)) {
+        const bool biased = a->dbias.rank != 0;
+        const int lane_packs = biased && ceil_div(D, N) <= THREADS ? 1 : WIDE_PACKS;
+        const int64_t most = 132 * wide_blocks((int)a->w.dim[0] * lane_packs, biased);
+        const int64_t chunks = LG_MIN(ceil_div(tokens, WIDE_CHUNK_MIN), most);
+        return {backward_way::WIDE, chunks, 0, chunks};
+    }
+    const bool sums = a->dw.rank || a->dbias.rank;
+    const int64_t vectors = a->dy.dim[2], each = a->each;
+    const bool full = D % N == 0 && (packs == 8 || packs == 16 || packs == 32);
+    if (fits && sums && full && vectors * packs >= WARP) {
+        const int64_t most = HEAD_WARPS * WARP * HEAD_PACKS /
+                             packs; /* heads of one weight alone, where it has enough */
+        const int64_t heads = each <= most && each * 2 > most ? each : LG_MIN(most, vectors);
+        const int64_t slices = ceil_div(vectors, heads);
+        const int64_t warps = ceil_div(heads * packs, WARP * HEAD_PACKS);
+        const int64_t blocks = LG_MAX(132 * (HEAD_WARPS_AT_ONCE / warps) / slices, (int64_t)1);
+        const int64_t chunks = LG_MIN(ceil_div(tokens, HEAD_CHUNK_MIN), blocks);
+        return {backward_way::HEADS, chunks, heads, chunks * slices};
+    }
+    const int64_t chunks = LG_MIN(ceil_div(tokens * a->each, CHUNK_MIN), (int64_t)CHUNKS_MAX);
+    return {backward_way::ANY, chunks, 0, chunks};
 }
+static int64_t dw_floats(const struct lg_rms_norm_backward_args *a, const backward_way &way)
+{
+    return a->dw.rank ? way.rows * lg_numel(&a->dw) : 0;
+}
+/* First dw's partial sums, then dbias'; what memory will fit is not known yet. */
 size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
 {
-    const int64_t chunks = LG_MAX(chunks_of(a, true), chunks_of(a, false));
-    return a->dw.rank ? (size_t)(chunks * lg_numel(&a->dw)) * sizeof(float) : 0;
+    const int64_t tokens = a->dy.dim[0] * a->dy.dim[1], width = a->dy.dim[2] * a->dy.dim[3];
+    size_t bytes = 0;
+    for (int fits = 0; fits < 2; fits++) {
+        const backward_way way = way_of(a, fits);
+        const size_t own = way.kernel == backward_way::ANY ? 0 : (size_t)(way.chunks * width);
+        const size_t columns = a->dbias.rank ? cuda_column_sums_scratch(tokens, width) : 0;
+        const size_t biases = a->dbias.rank ? LG_MAX(own * sizeof(float), columns) : 0;
+        bytes = LG_MAX(bytes, (size_t)dw_floats(a, way) * sizeof(float) + biases);
+    }
+    return bytes;
 }
 
 template <typename T, int N>
-static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a,
-                     bool wide_vectors)
+static void wide_backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
+{
+    const dim3 tokens((unsigned)chunks, a.p.heads.by > a.p.normed && !a.p.in_place ? 2 : 1);
+    if (!a.bias)
+        WITH_TEAM(a.p, N, TEAM, W, {
+            wide_backward_kernel<T, N, TEAM, WIDE_PACKS, W, false>
+                <<<tokens, THREADS, 0, stream>>>(a);
+        });
+    else if (ceil_div(a.p.D, N) <= THREADS)
+        a.p.weights == 1
+            ? wide_backward_kernel<T, N, WARPS, 1, 1, true><<<tokens, THREADS, 0, stream>>>(a)
+            : wide_backward_kernel<T, N, WARPS, 1, 2, true><<<tokens, THREADS, 0, stream>>>(a);
+    else
+        a.p.weights == 1
+            ? wide_backward_kernel<T, N, WARPS, 2, 1, true><<<tokens, THREADS, 0, stream>>>(a)
+            : wide_backward_kernel<T, N, WARPS, 2, 2, true><<<tokens, THREADS, 0, stream>>>(a);
+    LG_CUDA_LAUNCHED();
+}
+
+template <typename T, int N>
+static void heads_backward(cudaStream_t stream, const backward_way &way, const backward_args<T> &a)
+{
+    const int lanes = a.p.D / N, packs = (int)way.heads * lanes;
+    const int threads = (int)ceil_div(packs, HEAD_PACKS * WARP) * WARP;
+    const dim3 grid((unsigned)way.chunks, (unsigned)ceil_div(a.p.heads.by, way.heads));
+    if (lanes == 8)
+        heads_backward_kernel<T, N, 8><<<grid, threads, 0, stream>>>(a, packs);
+    else if (lanes == 16)
+        heads_backward_kernel<T, N, 16><<<grid, threads, 0, stream>>>(a, packs);
+    else
+        heads_backward_kernel<T, N, 32><<<grid, threads, 0, stream>>>(a, packs);
+    LG_CUDA_LAUNCHED();
+}
+
+template <typename T, int N>
+static void backward(cudaStream_t stream, const backward_way &way, const backward_args<T> &a)
 {
     const bool copies = a.p.heads.by > a.p.normed && !a.p.in_place;
-    const dim3 grid((unsigned)chunks, (unsigned)(a.p.weights + copies));
-    if constexpr (N > 1)
-        if (wide_vectors) {
-            const dim3 tokens((unsigned)chunks, 1 + copies);
-            WITH_TEAM(a.p, N, TEAM, W,
-                      { wide_backward_kernel<T, N, TEAM, W><<<tokens, THREADS, 0, stream>>>(a); });
-            LG_CUDA_LAUNCHED();
-            return;
-        }
+    const dim3 grid((unsigned)way.chunks, (unsigned)(a.p.weights + copies));
+    if constexpr (N > 1) {
+        if (way.kernel == backward_way::WIDE) return wide_backward<T, N>(stream, way.chunks, a);
+        if (way.kernel == backward_way::HEADS) return heads_backward<T, N>(stream, way, a);
+    }
     WITH_LANES(a.p.D, N, LANES, PACKS, {
         if constexpr (PACKS == 1 && N > 1)
             if (!a.partial && fill_a_block(a.p, LANES)) {
@@ -537,25 +710,45 @@ static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T>
         LG_CUDA_LAUNCHED();
         return;
     });
-    const dim3 columns((unsigned)chunks, (unsigned)a.p.weights,
+    const dim3 columns((unsigned)way.chunks, (unsigned)a.p.weights,
                        (unsigned)ceil_div(a.p.D, WARP * N));
     if (a.partial) long_dw_kernel<T, N><<<columns, THREADS, 0, stream>>>(a);
     long_dx_kernel<T, N><<<grid, THREADS, 0, stream>>>(a);
     LG_CUDA_LAUNCHED();
 }
 
+/* t from its element `first` on, as a vector. */
+static lg_tensor behind(const lg_tensor &t, int64_t first)
+{
+    char *data = (char *)t.data + (size_t)first * lg_dtype_bytes(t.dtype);
+    return lg_t1(data, t.dtype, lg_numel(&t) - first);
+}
+/* dbias of columns [first, columns of dx) that no kernel has summed; sample by sample, where there are gaps between. */
+static void sum_columns(cudaStream_t stream, const struct lg_rms_norm_backward_args *a,
+                        int64_t first, void *scratch)
+{
+    int64_t times = 1, rows = a->dx.dim[0] * a->dx.dim[1], width = lg_numel(&a->dbias);
+    if (!lg_is_contiguous(&a->dx)) times = a->dx.dim[0], rows = a->dx.dim[1];
+    for (int64_t i = 0; first < width && i < times; i++) {
+        const lg_tensor from = behind(a->dx, i * lg_row_stride(&a->dx, 1) + first);
+        cuda_column_sums(stream, lg_t2(from.data, from.dtype, rows, width - first), width,
+                         behind(a->dbias, first), a->accumulate_dbias || i > 0, scratch);
+    }
+}
+
 void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
 {
     const lg_tensor *t[] = {&a->dy, &a->dx};
     const int64_t pack = 16 / (int64_t)lg_dtype_bytes(a->w.dtype);
-    const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data),
-               is_one = fits && is_wide(a->w, a->each, pack);
+    const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data);
+    const backward_way way = way_of(a, fits);
     const bool turns =
-        turns_here(fits, a->cos, a->sin) && (is_one || a->w.dim[1] <= WARP * LANE_PACKS * pack);
+        turns_here(fits, a->cos, a->sin) &&
+        (way.kernel == backward_way::WIDE || a->w.dim[1] <= WARP * LANE_PACKS * pack);
     const bool apart = a->cos.data && !turns; /* then what is turned back lies where dx will */
-    const int64_t chunks = chunks_of(a, is_one);
     const lg_tensor dy = apart ? a->dx : a->dy;
     cudaStream_t stream = lg_cuda_stream_of(s);
+    float *biases = a->dbias.data ? (float *)s->scratch + dw_floats(a, way) : nullptr;
     if (apart) {
         lg_rope_args rope = {};
         rope.x = a->dy, rope.y = a->dx;
@@ -572,11 +765,20 @@ void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args
         b.rstd = (const float *)a->rstd.data;
         b.dx = (T *)a->dx.data;
         b.partial = a->dw.data ? (float *)s->scratch : nullptr;
+        b.bias = way.kernel == backward_way::ANY ? nullptr : biases;
         b.accumulate = a->accumulate;
         b.p = places_of(dy, a->dx, a->w, a->each);
         if (turns) b.cosine = (const float *)a->cos.data, b.sine = (const float *)a->sin.data;
-        WITH_PACK(fits, T, N, (backward<T, N>(stream, chunks, b, is_one)));
+        WITH_PACK(fits, T, N, (backward<T, N>(stream, way, b)));
     })
     if (a->dw.data)
-        cuda_add_partial_sums(stream, (const float *)s->scratch, chunks, a->dw, a->accumulate_dw);
+        cuda_add_partial_sums(stream, (const float *)s->scratch, way.rows, a->dw, a->accumulate_dw);
+    if (!biases) return;
+    int64_t summed = 0; /* columns, by the kernel */
+    if (way.kernel == backward_way::WIDE) summed = lg_numel(&a->w);
+    if (way.kernel == backward_way::HEADS) summed = lg_numel(&a->dbias);
+    if (summed)
+        cuda_add_partial_sums(stream, biases, way.chunks,
+                              lg_t1(a->dbias.data, a->dbias.dtype, summed), a->accumulate_dbias);
+    sum_columns(stream, a, summed, biases);
 }

@@ -5,6 +5,9 @@
 enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 4, LANE_PACKS = 4 /* in registers, at most */ };
 enum { CHUNKS_MAX = 512, CHUNK_MIN = 64 };
 enum { WIDE_PACKS = 2 /* of a lane */, WIDE_WEIGHTS = 2, WIDE_CHUNK_MIN = 8 };
+/* Packs of a thread, warps of a block and of a multiprocessor (as registers allow), and a block's tokens at least, in the kernel of
+ * heads that sums columns. */
+enum { HEAD_PACKS = 2, HEAD_WARPS = 5, HEAD_WARPS_AT_ONCE = 15, HEAD_CHUNK_MIN = 8 };
 
 /* n / by for n < 2^31. */
 struct divisor {
@@ -125,6 +128,7 @@ template <typename T> struct backward_args {
     const float *rstd;
     T *dx;
     float *partial; // (chunks, weights, D), or NULL
+    float *bias;    // (chunks, columns of dx that the kernel sums), or NULL
     bool accumulate;
     places p;
 };

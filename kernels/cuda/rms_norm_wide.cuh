@@ -2,8 +2,8 @@
 #pragma once
 #include "kernels/cuda/rms_norm.cuh"
 
-template <int TEAM> struct wide {
-    static constexpr int LANES = TEAM * WARP, TEAMS = WARPS / TEAM, PACKS = WIDE_PACKS;
+template <int TEAM, int PACKS_OF_A_LANE = WIDE_PACKS> struct wide {
+    static constexpr int LANES = TEAM * WARP, TEAMS = WARPS / TEAM, PACKS = PACKS_OF_A_LANE;
 };
 /* Normed vectors that these kernels take, in packs of `pack` elements: one for each row of w. */
 static bool is_wide(const lg_tensor &w, int each, int64_t pack)
@@ -120,16 +120,16 @@ static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forw
     }
 }
 
-/* The sums of all threads' columns, team by team in order, to a block's row of a.partial. Call with all threads. */
-template <int N, int TEAM>
+/* The sums of all threads' columns, team by team in order, to a block's row of a.partial or a.bias. Call with all threads. */
+template <int N, int TEAM, int PACKS>
 static __device__ __forceinline__ void store_wide_partial(float *partial, int D,
-                                                          const float (&sum)[WIDE_PACKS][N])
+                                                          const float (&sum)[PACKS][N])
 {
-    __shared__ float shared[THREADS * WIDE_PACKS * N];
-    constexpr int WIDTH = wide<TEAM>::LANES * WIDE_PACKS * N;
+    __shared__ float shared[THREADS * PACKS * N];
+    constexpr int WIDTH = wide<TEAM>::LANES * PACKS * N;
     __syncthreads(); /* the vector before has been read */
 #pragma unroll
-    for (int j = 0; j < WIDE_PACKS; j++) {
+    for (int j = 0; j < PACKS; j++) {
         const int team = threadIdx.x / wide<TEAM>::LANES, lane = threadIdx.x % wide<TEAM>::LANES;
         float *to = shared + team * WIDTH + (j * wide<TEAM>::LANES + lane) * N;
 #pragma unroll
@@ -146,18 +146,24 @@ static __device__ __forceinline__ void store_wide_partial(float *partial, int D,
     }
 }
 
-template <typename T, int N, int TEAM, int W>
-static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
+/* Blocks of a multiprocessor, as registers allow for `packs` packs of x and of dy a thread. */
+static constexpr int wide_blocks(int packs, bool biased)
+{
+    return biased ? LG_MAX(4 - packs, 1) : packs < 4 ? 3 : 2;
+}
+/* BIASED: with the sums of what is written to dx. */
+template <typename T, int N, int TEAM, int PACKS, int W, bool BIASED>
+static __global__ void __launch_bounds__(THREADS, wide_blocks(W *PACKS, BIASED))
     wide_backward_kernel(const backward_args<T> a)
 {
-    constexpr int LANES = wide<TEAM>::LANES, TEAMS = wide<TEAM>::TEAMS, PACKS = wide<TEAM>::PACKS;
+    constexpr int LANES = wide<TEAM>::LANES, TEAMS = wide<TEAM>::TEAMS;
     __shared__ float told[2 * W * WARPS];
     if (blockIdx.y > 0) return copy_vectors<T, N>(a, WARP);
     const uint32_t tokens = a.p.vectors / a.p.heads, samples = tokens / a.p.tokens;
     const uint32_t step = (tokens + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
     const uint32_t last = min(first + step, tokens);
     const int lane = threadIdx.x % LANES * N;
-    float sum[W][PACKS][N] = {};
+    float sum[W][PACKS][N] = {}, bias[BIASED ? W : 1][PACKS][N] = {};
     int turns = 0;
     /* All teams take as many turns. */
     for (uint32_t turn = first; turn < last; turn += TEAMS, turns++) {
@@ -227,11 +233,14 @@ static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
                 for (int e = 0; e < N; e++) {
                     v[e] = d[e] * u[e] * r[w] - n[e] * slope;
                     if (a.accumulate) v[e] += old[e];
+                    if (BIASED) bias[w][j][e] += v[e];
                 }
                 *(pack<T, N> *)to = packed<T, N>(v);
             }
     }
-    for (int w = 0; a.partial && w < W; w++)
-        store_wide_partial<N, TEAM>(a.partial + ((int64_t)blockIdx.x * W + w) * a.p.D, a.p.D,
-                                    sum[w]);
+    for (int w = 0; w < W; w++) {
+        const int64_t row = ((int64_t)blockIdx.x * W + w) * a.p.D;
+        if (a.partial) store_wide_partial<N, TEAM, PACKS>(a.partial + row, a.p.D, sum[w]);
+        if (BIASED) store_wide_partial<N, TEAM, PACKS>(a.bias + row, a.p.D, bias[BIASED ? w : 0]);
+    }
 }

@@ -132,12 +132,32 @@ static bool is_all_of(const lg_tensor *out, const lg_tensor *dy)
            out->dim[out->rank - 1] == dy->dim[1];
 }
 
-/* Where the node that made dy can sum its columns, the place of that sum; else NULL. */
+/* Is dy, which has rows, this output's vectors, a token a row? */
+static bool has_tokens_of(const lg_tensor *out, const lg_tensor *dy)
+{
+    return out->data == dy->data && lg_is_contiguous(out) && lg_numel(out) == lg_numel(dy) &&
+           out->dim[2] * out->dim[3] == dy->dim[1];
+}
+
+/* Where the node that made dy can sum its columns, the place of that sum; else NULL. The norms sum what they have added to, too. */
 static lg_tensor *find_dbias(lg_graph *g, const lg_tensor *dy)
 {
     const struct lg_value *v = &g->value[lg_graph_value_of(dy)];
-    if (v->first < 0 || v->again >= 0) return NULL;
+    if (v->first < 0) return NULL;
     void *args = lg_graph_args(g, v->first);
+    switch (g->node[v->first].op) {
+    case LG_OP_norm_modulate_backward: {
+        struct lg_norm_modulate_backward_args *a = args;
+        return is_all_of(&a->dx, dy) ? &a->dbias : NULL;
+    }
+    case LG_OP_rms_norm_backward: {
+        struct lg_rms_norm_backward_args *a = args;
+        return has_tokens_of(&a->dx, dy) ? &a->dbias : NULL;
+    }
+    default:
+        break;
+    }
+    if (v->again >= 0) return NULL;
     switch (g->node[v->first].op) {
     case LG_OP_gate_residual_backward: {
         struct lg_gate_residual_backward_args *a = args;

@@ -103,6 +103,22 @@ LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated,
     });
 }
 
+/* dbias (+)= column sums of dx, rows of `width`, where wanted: sample by sample, where there are gaps between. */
+static void bias_gradient(lg_stream *s, const lg_tensor *dx, int64_t width, lg_tensor dbias,
+                          bool accumulate)
+{
+    int64_t times = 1, rows = lg_host_numel(dx) / width;
+    if (!present(&dbias)) return;
+    if (!lg_is_contiguous(dx)) times = dx->dim[0], rows /= times;
+    for (int64_t i = 0; i < times; i++) {
+        float *at = (float *)dx->data + i * lg_row_stride(dx, 1);
+        LG_K(sum_rows)
+        (s, &(struct lg_sum_rows_args){.x = lg_t2(at, LG_F32, rows, width),
+                                       .y = dbias,
+                                       .accumulate = accumulate || i > 0});
+    }
+}
+
 void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
 {
     const int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
@@ -132,6 +148,7 @@ void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_ba
                 norm_row_backward(&p, false, false);
         }
     }
+    bias_gradient(s, &a->dx, D, a->dbias, a->accumulate_dbias);
 }
 
 void LG_K(gate_residual_forward)(lg_stream *s, const struct lg_gate_residual_forward_args *a)
@@ -184,10 +201,7 @@ void LG_K(gate_residual_backward)(lg_stream *s, const struct lg_gate_residual_ba
             });
         }
     }
-    if (a->dbias.data) LG_K(sum_rows)
-    (s, &(struct lg_sum_rows_args){.x = lg_t2(a->dy.data, LG_F32, B * T, a->dy.dim[2]),
-                                   .y = a->dbias,
-                                   .accumulate = a->accumulate_dbias});
+    bias_gradient(s, &a->dy, D, a->dbias, a->accumulate_dbias);
 }
 
 void LG_K(residual_norm_forward)(lg_stream *s, const struct lg_residual_norm_forward_args *a)
@@ -414,4 +428,5 @@ void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_arg
         }
         rms_row_backward(&row);
     }
+    bias_gradient(s, &a->dx, h * D, a->dbias, a->accumulate_dbias);
 }

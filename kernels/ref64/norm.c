@@ -28,6 +28,20 @@ void ref64_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_for
     }
 }
 
+/* dbias (+)= column sums of dx, rows of `width`, where wanted: sample by sample, where there are gaps between. */
+static void bias_gradient(lg_stream *s, const lg_tensor *dx, int64_t width, lg_tensor dbias,
+                          bool accumulate)
+{
+    int64_t times = 1, rows = lg_numel(dx) / width;
+    if (!lg_is_contiguous(dx)) times = dx->dim[0], rows /= times;
+    for (int64_t i = 0; dbias.data && i < times; i++) {
+        double *at = ref64_data(*dx) + i * lg_row_stride(dx, 1);
+        ref64_sum_rows(s, &(struct lg_sum_rows_args){.x = lg_t2(at, LG_F64, rows, width),
+                                                     .y = dbias,
+                                                     .accumulate = accumulate || i > 0});
+    }
+}
+
 /* With n = (x - mean) rstd and g = dy (1 + scale): dx = rstd (g - avg(g) - n avg(g n)), of an RMSNorm without avg(g),
  * dshift = sum over T of dy, dscale = sum over T of dy n. */
 void ref64_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
@@ -60,6 +74,7 @@ void ref64_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_ba
             ref64_put(&dx[i], rstd * (g - avg_g - normed * avg_gn), a->accumulate);
         }
     }
+    bias_gradient(s, &a->dx, D, a->dbias, a->accumulate_dbias);
 }
 
 void ref64_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forward_args *a)
@@ -92,10 +107,7 @@ void ref64_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_ba
             if (y) ref64_data(a->dgate)[b * lg_row_stride(&a->dgate, 1) + i] = sum;
         }
     }
-    if (a->dbias.data)
-        ref64_sum_rows(s, &(struct lg_sum_rows_args){.x = lg_t2(dy, LG_F64, B * T, D),
-                                                     .y = a->dbias,
-                                                     .accumulate = a->accumulate_dbias});
+    bias_gradient(s, &a->dy, D, a->dbias, a->accumulate_dbias);
 }
 
 void ref64_residual_norm_forward(lg_stream *s, const struct lg_residual_norm_forward_args *a)
@@ -167,6 +179,7 @@ void ref64_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_arg
             ref64_put(&dx[i], rstd * (dy[i] * w[i] - x[i] * rstd * mean), a->accumulate);
         }
     }
+    bias_gradient(s, &a->dx, h * D, a->dbias, a->accumulate_dbias);
 }
 
 void ref64_layer_norm_forward(lg_stream *s, const struct lg_layer_norm_forward_args *a)

@@ -147,6 +147,7 @@ static void run_norm_modulate_backward(struct column_call *c)
                                              .dx = TOKENS_OUT(0),
                                              .dshift = mod && !frozen ? MOD_OUT(1) : LG_NONE,
                                              .dscale = mod && !frozen ? MOD_OUT(2) : LG_NONE,
+                                             .dbias = mod && !frozen ? FLAT_OUT(3) : LG_NONE,
                                              .accumulate = c->variant / 2 % 2});
 }
 
@@ -215,6 +216,7 @@ static void run_rms_norm_backward(struct column_call *c)
                                         .rstd = lg_t3(g_rstd, LG_F32, 2, 1, 2),
                                         .dx = VECTORS_OUT(0),
                                         .dw = MOD_OUT(1),
+                                        .dbias = lg_t1(c->out[2], LG_F32, (ROWS / 2) * c->n),
                                         .each = 1,
                                         .accumulate = c->variant,
                                         .accumulate_dw = c->variant});

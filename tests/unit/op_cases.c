@@ -15,7 +15,7 @@ struct shape {
     lg_dtype from, to;
     lg_rows8 rows8;
     bool bias, dbias_filled, pre, mod, frozen, mask, lse, packed, residual, alias, accumulate,
-        dpred, given, causal, rms;
+        dpred, given, causal, rms, dbias;
     double scale;
 };
 
@@ -263,6 +263,8 @@ static norm_back make_norm_back(struct op_run *r, const struct shape *z)
 BUILD(norm_modulate_backward)
 {
     norm_back a = make_norm_back(r, z);
+    if (z->dbias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(z->D));
+    a.accumulate_dbias = z->dbias_filled;
     lg_norm_modulate_backward(r->stream, &a);
 }
 
@@ -376,6 +378,7 @@ BUILD(rms_norm_backward)
     const int filled = z->accumulate ? OP_FILLED : 0;
     struct lg_rms_norm_backward_args a = {
         .each = (int)each, .accumulate = z->accumulate, .accumulate_dw = z->dbias_filled};
+    a.accumulate_dbias = z->dbias_filled;
     const int64_t h = z->heads ? z->heads : 1;
     a.kept = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, g * each * z->D));
     if (!z->alias) a.dy = vectors_of(r, z, 0, NULL);
@@ -391,6 +394,7 @@ BUILD(rms_norm_backward)
         a.dx = filled ? op_out(r, "dx", OP_SAMPLE | filled, DIMS(z->B, z->T, h, z->D))
                       : vectors_of(r, z, OP_OUTPUT, "dx");
     if (z->bias) a.dw = op_out(r, "dw", z->dbias_filled ? OP_FILLED : 0, DIMS(g, z->D));
+    if (z->dbias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(h * z->D));
     lg_rms_norm_backward(r->stream, &a);
 }
 

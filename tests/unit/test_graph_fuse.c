@@ -472,6 +472,46 @@ static void bias_before_an_ungated_residual(void)
 {
     end(small_residual(f, wanted("x"), square(wanted("y"), LG_ACT_NONE), LG_NONE));
 }
+static void bias_before_an_ungated_residual_and_a_norm(void)
+{
+    end(norm(small_residual(f, wanted("x"), square(wanted("y"), LG_ACT_NONE), LG_NONE)));
+}
+/* The norm adds to the gradient that the gated residual has left. */
+static void bias_before_a_norm_and_a_reader(void)
+{
+    lg_tensor r = small_residual(f, wanted("x"), square(wanted("y"), LG_ACT_NONE), LG_NONE);
+    end(small_residual(f, r, norm(r), gate()));
+}
+/* The reader adds to the norm's gradient. */
+static void bias_before_a_reader_and_a_norm(void)
+{
+    lg_tensor r = small_residual(f, wanted("x"), square(wanted("y"), LG_ACT_NONE), LG_NONE);
+    lg_tensor n = norm(r);
+    end(small_mul(f, small_act(f, r), n));
+}
+/* A linear, 3 * width features a row, as three vectors a token, of which two are normed. */
+static void norm_of_vectors(int64_t rows, int64_t width)
+{
+    lg_tensor x = small_wanted(f, "x", small_t2(f, rows, D));
+    lg_tensor y = small_linear(f, x, weight(3 * width, D), bias_of(3 * width), LG_ACT_NONE);
+    lg_tensor heads = lg_at(y, 0, lg_t4(NULL, f->type, B, T, 3, D));
+    lg_tensor n = lg_graph_value(f->g, "n", heads);
+    lg_rms_norm_forward(
+        f->s, &(struct lg_rms_norm_forward_args){.x = heads,
+                                                 .w = small_wanted(f, "w", small_t2(f, 2, D)),
+                                                 .y = n,
+                                                 .each = 1,
+                                                 .eps = 0.1});
+    end(lg_at(n, 0, small_t3(f, B, T, 3 * D)));
+}
+static void bias_before_a_norm_of_vectors(void)
+{
+    norm_of_vectors(B * T, D);
+}
+static void bias_before_a_norm_of_vectors_of_other_rows(void)
+{
+    norm_of_vectors(B * T * 2, D / 2);
+}
 static void bias_before_an_activation(void)
 {
     lg_tensor h = square(wanted("x"), LG_ACT_SILU);
@@ -555,6 +595,11 @@ static void test_biases(void **state)
     OWN_BIASES(bias_before_a_gate, 0);
     OWN_BIASES(bias_before_a_gate_and_a_norm, 0);
     OWN_BIASES(bias_before_an_ungated_residual, 1);
+    OWN_BIASES(bias_before_an_ungated_residual_and_a_norm, 0);
+    OWN_BIASES(bias_before_a_norm_and_a_reader, 0);
+    OWN_BIASES(bias_before_a_reader_and_a_norm, 1);
+    OWN_BIASES(bias_before_a_norm_of_vectors, 0);
+    OWN_BIASES(bias_before_a_norm_of_vectors_of_other_rows, 1);
     OWN_BIASES(bias_before_an_activation, 0);
     OWN_BIASES(bias_before_a_linear, 1);
     OWN_BIASES(bias_of_packed_attention, 0);
@@ -664,7 +709,7 @@ static void test_print(void **state)
         "n15 backward linear_backward_weight accumulate=0 | dy=v43(6,8) x=v15(6,4) >dw=v33(8,4)\n"
         "n16 backward linear_backward_data accumulate=0 act=0 accumulate_dbias=0 | dy=v43(6,8) "
         "w=v18(8,4) >dx=v44(6,4)\n"
-        "n17 backward norm_residual_backward norm.accumulate=1 norm.rms=0 "
+        "n17 backward norm_residual_backward norm.accumulate=1 norm.rms=0 norm.accumulate_dbias=0 "
         "residual.accumulate_dbias=0 | "
         "norm.dy=v44(2,3,4) norm.x=v14(2,3,4) norm.mean=v16(2,3) norm.rstd=v17(2,3) "
         "norm.scale=v1+128(2,4/24) >norm.dx=v45(2,3,4) >norm.dshift=v41+96(2,4/24) "
@@ -680,7 +725,8 @@ static void test_print(void **state)
         "n21 backward linear_backward_weight accumulate=0 | dy=v48(6,12) x=v4(6,4) >dw=v29(12,4)\n"
         "n22 backward linear_backward_data accumulate=0 act=0 accumulate_dbias=0 | dy=v48(6,12) "
         "w=v7(12,4) >dx=v49(6,4)\n"
-        "n23 backward norm_modulate_backward accumulate=1 rms=0 | dy=v49(2,3,4) x=v3(2,3,4) "
+        "n23 backward norm_modulate_backward accumulate=1 rms=0 accumulate_dbias=0 | dy=v49(2,3,4) "
+        "x=v3(2,3,4) "
         "mean=v5(2,3) "
         "rstd=v6(2,3) scale=v1+32(2,4/24) >dx=v50(2,3,4) >dshift=v41(2,4/24) "
         ">dscale=v41+32(2,4/24)\n"

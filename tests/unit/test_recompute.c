@@ -149,10 +149,11 @@ static void test_budget(void **state)
 static void test_unknown_words(void **state)
 {
     (void)state;
-    refuses(WORDS("blocks"),
-            "memory.recompute: \"blocks\" is unknown; expected \"none\", \"norms\", \"mlp\", "
-            "\"block\", a list of blocks like [0, 2, 5], \"every:N\", \"ratio:R\", \"uniform:N\" or "
-            "\"budget:SIZE\"");
+    refuses(
+        WORDS("blocks"),
+        "memory.recompute: \"blocks\" is unknown; expected \"none\", \"norms\", \"mlp\", "
+        "\"block\", a list of blocks like [0, 2, 5], \"every:N\", \"ratio:R\", \"uniform:N\" or "
+        "\"budget:SIZE\"");
     static const char *const wrong[] = {"", " ", "Block", " block", "block ", "every", "ratio0.5"};
     for (size_t i = 0; i < LG_ARRAY_LEN(wrong); i++) refuses(WORDS(wrong[i]), "is unknown");
     char longest[1000];
