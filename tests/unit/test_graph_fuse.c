@@ -486,8 +486,8 @@ static void bias_before_a_norm_and_a_reader(void)
 static void bias_before_a_reader_and_a_norm(void)
 {
     lg_tensor r = small_residual(f, wanted("x"), square(wanted("y"), LG_ACT_NONE), LG_NONE);
-    lg_tensor n = norm(r);
-    end(small_mul(f, small_act(f, r), n));
+    lg_tensor a = small_act(f, r);
+    end(small_mul(f, a, norm(r)));
 }
 /* A linear, 3 * width features a row, as three vectors a token, of which two are normed. */
 static void norm_of_vectors(int64_t rows, int64_t width)
