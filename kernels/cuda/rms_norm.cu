@@ -8,9 +8,9 @@
  * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
  * vectors alone. What does not fit (D beyond 4 packs a lane, rows that are not aligned) takes two general kernels.
  *
- * The sums of dx over all tokens (dbias): a thread that has the same columns of every token keeps them beside those for dw, in
- * the kernels for wide vectors and for heads of 8, 16 or 32 packs, of which a block has a token's, and goes from token to token;
- * columns that are copied in place, and all others, are read once more (cuda_column_sums).
+ * The sums of dx over all tokens (dbias): a thread that has the same columns of every token keeps them, in the kernel for wide
+ * vectors and in one for heads of 8, 16 or 32 packs, of which a block has a token's, and goes from token to token; of others dx is
+ * read once more (cuda_column_sums).
  *
  * Wide vectors (whole tokens: LTX-Video norms all 2048 channels of queries and of keys), of which a token has one for each row of
  * w, are a team's: four or eight warps, which have a token's normed vectors at once, so that its angles are read once. A
@@ -53,8 +53,8 @@ static __device__ __forceinline__ void turn_at(float (&v)[N], const float *cosin
 {
     if constexpr (N >= 2) {
         float c[N / 2], z[N / 2];
-        load<float, N / 2>(cosine + t * (D / 2) + i / 2, c);
-        load<float, N / 2>(sine + t * (D / 2) + i / 2, z);
+        read<float, N / 2>(cosine + t * (D / 2) + i / 2, c);
+        read<float, N / 2>(sine + t * (D / 2) + i / 2, z);
 #pragma unroll
         for (int e = 0; e < N; e++) v[e] = rounded<T>(v[e]);
         turn_pack<N>(v, c, z, sign);
@@ -132,28 +132,28 @@ static __device__ __forceinline__ void load_angles(const token_part &b, const pl
 {
     if (!cosine || !b.active) return;
     const int64_t at = (int64_t)(b.token - b.sample * p.tokens.by) * (p.D / 2) + b.i / 2;
-    load<float, N / 2>(cosine + at, c);
-    load<float, N / 2>(sine + at, z);
+    read<float, N / 2>(cosine + at, c);
+    read<float, N / 2>(sine + at, z);
 }
 
 template <typename T, int N, int LANES>
 static __global__ void __launch_bounds__(THREADS) token_forward_kernel(const forward_args<T> a)
 {
-    constexpr uint32_t GROUPS = THREADS / LANES;
+    const uint32_t groups = blockDim.x / LANES;
     const token_part b = part_of<N, LANES>(a.p);
     const T *x = a.x + b.sample * a.p.stride_in + b.within;
     T *y = a.y + b.sample * a.p.stride_out + b.within;
     float c[N / 2], z[N / 2];
     load_angles<N>(b, a.p, a.cosine, a.sine, c, z);
-    for (uint32_t first = b.group; first - b.group < b.vectors; first += GROUPS * OF_TOKEN) {
+    for (uint32_t first = b.group; first - b.group < b.vectors; first += groups * OF_TOKEN) {
         pack<T, N> in[OF_TOKEN] = {};
 #pragma unroll
         for (uint32_t k = 0; k < OF_TOKEN; k++)
-            if (b.active && first + k * GROUPS < b.vectors)
-                in[k] = *(const pack<T, N> *)(x + (first + k * GROUPS) * a.p.D);
+            if (b.active && first + k * groups < b.vectors)
+                in[k] = *(const pack<T, N> *)(x + (first + k * groups) * a.p.D);
 #pragma unroll
         for (uint32_t k = 0; k < OF_TOKEN; k++) {
-            const uint32_t head = first + k * GROUPS;
+            const uint32_t head = first + k * groups;
             float v[N], w[N], squares = 0;
             unpack<T, N>(in[k], v);
 #pragma unroll
@@ -161,8 +161,8 @@ static __global__ void __launch_bounds__(THREADS) token_forward_kernel(const for
             const float r = 1 / sqrtf(lanes_sum<LANES>(squares) / (float)a.p.D + a.eps);
             if (!b.active || head >= b.vectors) continue;
             if (head < a.p.normed) {
-                if (a.kept) *(pack<T, N> *)(a.kept + b.kept + head * a.p.D) = in[k];
-                unpack<T, N>(*(const pack<T, N> *)(a.w + head / a.p.each * a.p.D + b.i), w);
+                if (a.kept) put_pack<T, N>(a.kept + b.kept + head * a.p.D, in[k]);
+                read<T, N>(a.w + head / a.p.each * a.p.D + b.i, w);
 #pragma unroll
                 for (int e = 0; e < N; e++) v[e] = v[e] * r * w[e];
                 if (a.cosine) {
@@ -172,7 +172,7 @@ static __global__ void __launch_bounds__(THREADS) token_forward_kernel(const for
                 in[k] = packed<T, N>(v);
                 if (a.rstd && b.i == 0) a.rstd[(int64_t)b.token * a.p.normed + head] = r;
             }
-            *(pack<T, N> *)(y + head * a.p.D) = in[k];
+            put_pack<T, N>(y + head * a.p.D, in[k]);
         }
     }
 }
@@ -212,6 +212,13 @@ static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forw
     if (a.rstd && first == 0 && w) a.rstd[(int64_t)token * a.p.normed + at.head] = r;
 }
 
+/* Of a block that has a token: so many that each group has as many vectors, and not more than THREADS. */
+static int threads_of(const places &p, int lanes)
+{
+    const int64_t vectors = p.in_place ? p.normed : p.heads.by, most = THREADS / lanes;
+    const int64_t turns = ceil_div(vectors, most), groups = ceil_div(vectors, turns);
+    return (int)ceil_div(groups * lanes, WARP) * WARP;
+}
 /* A token's normed vectors are enough for most of a block. */
 static bool fill_a_block(const places &p, int lanes)
 {
@@ -241,7 +248,8 @@ static void forward(cudaStream_t stream, const forward_args<T> &a, bool wide_vec
             if constexpr (PACKS == 1 && N > 1)
                 if (fill_a_block(a.p, LANES)) {
                     token_forward_kernel<T, N, LANES>
-                        <<<(unsigned)(vectors / a.p.heads.by), THREADS, 0, stream>>>(a);
+                        <<<(unsigned)(vectors / a.p.heads.by), threads_of(a.p, LANES), 0, stream>>>(
+                            a);
                     break;
                 }
             if constexpr (PACKS == 1)
@@ -394,101 +402,84 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
             a.partial + ((int64_t)blockIdx.x * a.p.weights + blockIdx.y) * a.p.D, a.p.D, sum);
 }
 
-/* Some heads of a chunk of tokens: all of dx, sums for dw and of dx. Vectors are LANES packs; a block has slice_packs packs of a
- * token, whole heads, of which a thread has HEAD_PACKS, the same in each token. */
+/* Some heads of a chunk of tokens: all of dx, sums for dw and of dx. A thread has a pack of every token, the same one; vectors are
+ * LANES packs, and a block has `heads` of a token's. */
 template <typename T, int N, int LANES>
-static __global__ void __launch_bounds__(HEAD_WARPS *WARP, HEAD_WARPS_AT_ONCE / HEAD_WARPS)
-    heads_backward_kernel(const backward_args<T> a, int slice_packs)
+static __global__ void __launch_bounds__(THREADS, HEAD_WARPS_AT_ONCE / WARPS)
+    heads_backward_kernel(const backward_args<T> a, int heads)
 {
     constexpr int D = LANES * N;
-    __shared__ float shared[HEAD_WARPS * WARP * HEAD_PACKS * N];
+    __shared__ float shared[THREADS * N];
     const uint32_t tokens = a.p.vectors / a.p.heads;
     const uint32_t step = (tokens + gridDim.x - 1) / gridDim.x;
     const uint32_t begin = min(blockIdx.x * step, tokens), end = min(begin + step, tokens);
-    const int first = (int)blockIdx.y * slice_packs, all = (int)a.p.heads.by * LANES;
-    const int last = min(first + slice_packs, all), within = threadIdx.x % LANES * N;
-    const bool copies = !a.p.in_place || a.bias;
-    bool normed[HEAD_PACKS], there[HEAD_PACKS];
-    pack<T, N> w[HEAD_PACKS] = {}, dy[HEAD_PACKS] = {}, kept[HEAD_PACKS] = {};
-    float dw[HEAD_PACKS][N] = {}, bias[HEAD_PACKS][N] = {};
+    const int first = (int)blockIdx.y * heads, all = (int)a.p.heads.by;
+    const int head = first + threadIdx.x / LANES, within = threadIdx.x % LANES * N;
+    const int last = min(first + heads, all), at = head * D + within;
+    const bool normed = head < last && head < (int)a.p.normed;
+    const bool there = normed || (head < last && (!a.p.in_place || a.bias));
+    pack<T, N> w = {};
+    float dw[N] = {}, bias[N] = {};
+    if (normed) w = *(const pack<T, N> *)(a.w + head / (int)a.p.each.by * D + within);
+    for (uint32_t turn = begin; turn < end; turn += HEAD_TOKENS) {
+        pack<T, N> dy[HEAD_TOKENS] = {}, kept[HEAD_TOKENS] = {};
+        float rstd[HEAD_TOKENS] = {};
 #pragma unroll
-    for (int j = 0; j < HEAD_PACKS; j++) {
-        const int q = first + threadIdx.x + j * blockDim.x, head = q / LANES;
-        normed[j] = q < last && head < (int)a.p.normed;
-        there[j] = normed[j] || (q < last && copies);
-        if (normed[j]) w[j] = *(const pack<T, N> *)(a.w + head / (int)a.p.each.by * D + within);
-    }
-    const auto fetch = [&](uint32_t token) {
-        const uint32_t sample = token / a.p.tokens, t = token - sample * a.p.tokens.by;
-        const T *from = a.dy + sample * a.p.stride_in + (int64_t)t * all * N;
-        const T *x = a.kept + (int64_t)token * a.p.normed * D;
-#pragma unroll
-        for (int j = 0; j < HEAD_PACKS; j++) {
-            const int q = first + threadIdx.x + j * blockDim.x;
-            if (there[j]) dy[j] = *(const pack<T, N> *)(from + q * N);
-            if (normed[j]) kept[j] = *(const pack<T, N> *)(x + q * N);
-        }
-    };
-    if (begin < end) fetch(begin);
-    for (uint32_t token = begin; token < end; token++) {
-        const uint32_t sample = token / a.p.tokens, t = token - sample * a.p.tokens.by;
-        T *dx = a.dx + sample * a.p.stride_out + (int64_t)t * all * N;
-        pack<T, N> now[HEAD_PACKS], x_now[HEAD_PACKS];
-        float c[N / 2], z[N / 2];
-        if (a.cosine) {
-            load<float, N / 2>(a.cosine + (int64_t)t * (D / 2) + within / 2, c);
-            load<float, N / 2>(a.sine + (int64_t)t * (D / 2) + within / 2, z);
+        for (uint32_t k = 0; k < HEAD_TOKENS; k++) {
+            const uint32_t token = turn + k, sample = token / a.p.tokens;
+            const int64_t t = token - sample * a.p.tokens.by;
+            if (!there || token >= end) continue;
+            dy[k] = *(const pack<T, N> *)(a.dy + sample * a.p.stride_in + t * all * D + at);
+            if (!normed) continue;
+            kept[k] = *(const pack<T, N> *)(a.kept + (int64_t)token * a.p.normed * D + at);
+            rstd[k] = a.rstd[(int64_t)token * a.p.normed + head];
         }
 #pragma unroll
-        for (int j = 0; j < HEAD_PACKS; j++) now[j] = dy[j], x_now[j] = kept[j];
-        if (token + 1 < end) fetch(token + 1);
-#pragma unroll
-        for (int j = 0; j < HEAD_PACKS; j++) {
-            const int q = first + threadIdx.x + j * blockDim.x, head = q / LANES;
-            const float r = normed[j] ? a.rstd[(int64_t)token * a.p.normed + head] : 0;
-            float d[N], n[N], u[N], old[N], v[N], mean = 0;
-            unpack<T, N>(now[j], d);
-            unpack<T, N>(x_now[j], n);
-            unpack<T, N>(w[j], u);
-            if (a.cosine && normed[j]) {
+        for (uint32_t k = 0; k < HEAD_TOKENS; k++) {
+            const uint32_t token = turn + k, sample = token / a.p.tokens;
+            const int64_t t = token - sample * a.p.tokens.by;
+            T *dx = a.dx + sample * a.p.stride_out + t * all * D + at;
+            float d[N], n[N], u[N], old[N], mean = 0;
+            unpack<T, N>(dy[k], d);
+            unpack<T, N>(kept[k], n);
+            unpack<T, N>(w, u);
+            if (a.cosine && normed && token < end) {
+                float c[N / 2], z[N / 2];
+                read<float, N / 2>(a.cosine + t * (D / 2) + within / 2, c);
+                read<float, N / 2>(a.sine + t * (D / 2) + within / 2, z);
                 turn_pack<N>(d, c, z, -1);
                 unpack<T, N>(packed<T, N>(d), d);
             }
-            if (a.accumulate && there[j]) unpack<T, N>(*(const pack<T, N> *)(dx + q * N), old);
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                n[e] *= r;
-                dw[j][e] += d[e] * n[e];
+                n[e] *= rstd[k];
+                dw[e] += d[e] * n[e];
                 mean += d[e] * u[e] * n[e];
             }
             mean = lanes_sum<LANES>(mean) / (float)D;
+            if (!there || token >= end) continue;
+            if (a.accumulate) get<T, N>(dx, old);
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                v[e] = normed[j] ? r * (d[e] * u[e] - n[e] * mean) : d[e];
-                if (a.accumulate) v[e] += old[e];
-                bias[j][e] += v[e];
+                if (normed) d[e] = rstd[k] * (d[e] * u[e] - n[e] * mean);
+                if (a.accumulate) d[e] += old[e];
+                bias[e] += d[e];
             }
-            if (there[j] && (normed[j] || !a.p.in_place))
-                *(pack<T, N> *)(dx + q * N) = packed<T, N>(v);
+            if (normed || !a.p.in_place) put<T, N>(dx, d);
         }
     }
-#pragma unroll
-    for (int j = 0; j < HEAD_PACKS; j++) {
-        const int at = threadIdx.x + j * blockDim.x;
-        if (first + at >= last) continue;
-        float *to = a.bias + ((int64_t)blockIdx.x * all + first + at) * N;
-        if (a.bias) store<float, N>(to, bias[j]);
-        store<float, N>(shared + at * N, dw[j]);
+    if (head < last) {
+        if (a.bias) store<float, N>(a.bias + (int64_t)blockIdx.x * all * D + at, bias);
+        store<float, N>(shared + threadIdx.x * N, dw);
     }
     __syncthreads();
     if (!a.partial) return;
-    const int heads = (last - first) / LANES, each = (int)a.p.each.by;
     float *to = a.partial + ((int64_t)blockIdx.x * gridDim.y + blockIdx.y) * a.p.weights * D;
     for (int i = threadIdx.x; i < a.p.weights * D; i += blockDim.x) {
-        const int from = max(i / D * each - first / LANES, 0);
-        const int till = min((i / D + 1) * each - first / LANES, heads);
+        const int from = max(i / D * (int)a.p.each.by - first, 0);
+        const int till = min((i / D + 1) * (int)a.p.each.by, last) - first;
         float sum = 0;
-        for (int head = from; head < till; head++) sum += shared[head * D + i % D];
+        for (int h = from; h < till; h++) sum += shared[h * D + i % D];
         to[i] = sum;
     }
 }
@@ -497,31 +488,31 @@ static __global__ void __launch_bounds__(HEAD_WARPS *WARP, HEAD_WARPS_AT_ONCE / 
 template <typename T, int N, int LANES>
 static __global__ void __launch_bounds__(THREADS) token_dx_kernel(const backward_args<T> a)
 {
-    constexpr uint32_t GROUPS = THREADS / LANES;
+    const uint32_t groups = blockDim.x / LANES;
     const token_part b = part_of<N, LANES>(a.p);
     const T *dy = a.dy + b.sample * a.p.stride_in + b.within;
     T *dx = a.dx + b.sample * a.p.stride_out + b.within;
     float c[N / 2], z[N / 2];
     load_angles<N>(b, a.p, a.cosine, a.sine, c, z);
-    for (uint32_t first = b.group; first - b.group < b.vectors; first += GROUPS * OF_TOKEN) {
+    for (uint32_t first = b.group; first - b.group < b.vectors; first += groups * OF_TOKEN) {
         pack<T, N> in[OF_TOKEN] = {}, kept[OF_TOKEN] = {};
 #pragma unroll
         for (uint32_t k = 0; k < OF_TOKEN; k++) {
-            const uint32_t head = first + k * GROUPS;
+            const uint32_t head = first + k * groups;
             if (!b.active || head >= b.vectors) continue;
             in[k] = *(const pack<T, N> *)(dy + head * a.p.D);
             if (head < a.p.normed) kept[k] = *(const pack<T, N> *)(a.kept + b.kept + head * a.p.D);
         }
 #pragma unroll
         for (uint32_t k = 0; k < OF_TOKEN; k++) {
-            const uint32_t head = first + k * GROUPS;
+            const uint32_t head = first + k * groups;
             const bool normed = b.active && head < a.p.normed;
             float d[N], x[N], u[N] = {}, v[N], old[N], mean = 0;
             const float r = normed ? a.rstd[(int64_t)b.token * a.p.normed + head] : 0;
             unpack<T, N>(in[k], d);
             unpack<T, N>(kept[k], x);
             if (normed) {
-                unpack<T, N>(*(const pack<T, N> *)(a.w + head / a.p.each * a.p.D + b.i), u);
+                read<T, N>(a.w + head / a.p.each * a.p.D + b.i, u);
                 if (a.cosine) {
                     turn_pack<N>(d, c, z, -1);
                     unpack<T, N>(packed<T, N>(d), d);
@@ -534,13 +525,13 @@ static __global__ void __launch_bounds__(THREADS) token_dx_kernel(const backward
             }
             mean = lanes_sum<LANES>(mean) / (float)a.p.D;
             if (!b.active || head >= b.vectors) continue;
-            if (a.accumulate) unpack<T, N>(*(const pack<T, N> *)(dx + head * a.p.D), old);
+            if (a.accumulate) get<T, N>(dx + head * a.p.D, old);
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 v[e] = normed ? r * (d[e] * u[e] - x[e] * r * mean) : d[e];
                 if (a.accumulate) v[e] += old[e];
             }
-            *(pack<T, N> *)(dx + head * a.p.D) = packed<T, N>(v);
+            put<T, N>(dx + head * a.p.D, v);
         }
     }
 }
@@ -614,9 +605,7 @@ static backward_way way_of(const struct lg_rms_norm_backward_args *a, bool fits)
                   N = 16 / (int64_t)lg_dtype_bytes(a->w.dtype);
     const int64_t D = a->w.dim[1], packs = D / N;
     if (fits && is_wide(a->w, a->each, N)) {
-        const bool biased = a->dbias.rank != 0;
-        const int lane_packs = biased && ceil_div(D, N) <= THREADS ? 1 : WIDE_PACKS;
-        const int64_t most = 132 * wide_blocks((int)a->w.dim[0] * lane_packs, biased);
+        const int64_t most = a->w.dim[0] == 1 ? 396 : 264;
         const int64_t chunks = LG_MIN(ceil_div(tokens, WIDE_CHUNK_MIN), most);
         return {backward_way::WIDE, chunks, 0, chunks};
     }
@@ -624,11 +613,9 @@ static backward_way way_of(const struct lg_rms_norm_backward_args *a, bool fits)
     const int64_t vectors = a->dy.dim[2], each = a->each;
     const bool full = D % N == 0 && (packs == 8 || packs == 16 || packs == 32);
     if (fits && sums && full && vectors * packs >= WARP) {
-        const int64_t most = HEAD_WARPS * WARP * HEAD_PACKS /
-                             packs; /* heads of one weight alone, where it has enough */
+        const int64_t most = THREADS / packs; /* heads of one weight alone, where it has enough */
         const int64_t heads = each <= most && each * 2 > most ? each : LG_MIN(most, vectors);
-        const int64_t slices = ceil_div(vectors, heads);
-        const int64_t warps = ceil_div(heads * packs, WARP * HEAD_PACKS);
+        const int64_t slices = ceil_div(vectors, heads), warps = ceil_div(heads * packs, WARP);
         const int64_t blocks = LG_MAX(132 * (HEAD_WARPS_AT_ONCE / warps) / slices, (int64_t)1);
         const int64_t chunks = LG_MIN(ceil_div(tokens, HEAD_CHUNK_MIN), blocks);
         return {backward_way::HEADS, chunks, heads, chunks * slices};
@@ -658,35 +645,29 @@ size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
 template <typename T, int N>
 static void wide_backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
 {
-    const dim3 tokens((unsigned)chunks, a.p.heads.by > a.p.normed && !a.p.in_place ? 2 : 1);
-    if (!a.bias)
-        WITH_TEAM(a.p, N, TEAM, W, {
-            wide_backward_kernel<T, N, TEAM, WIDE_PACKS, W, false>
-                <<<tokens, THREADS, 0, stream>>>(a);
-        });
-    else if (ceil_div(a.p.D, N) <= THREADS)
-        a.p.weights == 1
-            ? wide_backward_kernel<T, N, WARPS, 1, 1, true><<<tokens, THREADS, 0, stream>>>(a)
-            : wide_backward_kernel<T, N, WARPS, 1, 2, true><<<tokens, THREADS, 0, stream>>>(a);
-    else
-        a.p.weights == 1
-            ? wide_backward_kernel<T, N, WARPS, 2, 1, true><<<tokens, THREADS, 0, stream>>>(a)
-            : wide_backward_kernel<T, N, WARPS, 2, 2, true><<<tokens, THREADS, 0, stream>>>(a);
+    const bool copies = a.p.heads.by > a.p.normed && !a.p.in_place && !a.bias;
+    const dim3 tokens((unsigned)chunks, 1 + copies);
+    WITH_TEAM(a.p, N, TEAM, W, {
+        if (a.bias)
+            wide_backward_kernel<T, N, TEAM, W, true><<<tokens, THREADS, 0, stream>>>(a);
+        else
+            wide_backward_kernel<T, N, TEAM, W, false><<<tokens, THREADS, 0, stream>>>(a);
+    });
     LG_CUDA_LAUNCHED();
 }
 
 template <typename T, int N>
 static void heads_backward(cudaStream_t stream, const backward_way &way, const backward_args<T> &a)
 {
-    const int lanes = a.p.D / N, packs = (int)way.heads * lanes;
-    const int threads = (int)ceil_div(packs, HEAD_PACKS * WARP) * WARP;
-    const dim3 grid((unsigned)way.chunks, (unsigned)ceil_div(a.p.heads.by, way.heads));
+    const int lanes = a.p.D / N, heads = (int)way.heads;
+    const int threads = (int)ceil_div(heads * lanes, WARP) * WARP;
+    const dim3 grid((unsigned)way.chunks, (unsigned)ceil_div(a.p.heads.by, heads));
     if (lanes == 8)
-        heads_backward_kernel<T, N, 8><<<grid, threads, 0, stream>>>(a, packs);
+        heads_backward_kernel<T, N, 8><<<grid, threads, 0, stream>>>(a, heads);
     else if (lanes == 16)
-        heads_backward_kernel<T, N, 16><<<grid, threads, 0, stream>>>(a, packs);
+        heads_backward_kernel<T, N, 16><<<grid, threads, 0, stream>>>(a, heads);
     else
-        heads_backward_kernel<T, N, 32><<<grid, threads, 0, stream>>>(a, packs);
+        heads_backward_kernel<T, N, 32><<<grid, threads, 0, stream>>>(a, heads);
     LG_CUDA_LAUNCHED();
 }
 
@@ -702,7 +683,8 @@ static void backward(cudaStream_t stream, const backward_way &way, const backwar
     WITH_LANES(a.p.D, N, LANES, PACKS, {
         if constexpr (PACKS == 1 && N > 1)
             if (!a.partial && fill_a_block(a.p, LANES)) {
-                token_dx_kernel<T, N, LANES><<<a.p.vectors / a.p.heads.by, THREADS, 0, stream>>>(a);
+                token_dx_kernel<T, N, LANES>
+                    <<<a.p.vectors / a.p.heads.by, threads_of(a.p, LANES), 0, stream>>>(a);
                 LG_CUDA_LAUNCHED();
                 return;
             }
@@ -717,22 +699,17 @@ static void backward(cudaStream_t stream, const backward_way &way, const backwar
     LG_CUDA_LAUNCHED();
 }
 
-/* t from its element `first` on, as a vector. */
-static lg_tensor behind(const lg_tensor &t, int64_t first)
-{
-    char *data = (char *)t.data + (size_t)first * lg_dtype_bytes(t.dtype);
-    return lg_t1(data, t.dtype, lg_numel(&t) - first);
-}
-/* dbias of columns [first, columns of dx) that no kernel has summed; sample by sample, where there are gaps between. */
+/* dbias of what has been written to dx; sample by sample, where there are gaps between. */
 static void sum_columns(cudaStream_t stream, const struct lg_rms_norm_backward_args *a,
-                        int64_t first, void *scratch)
+                        void *scratch)
 {
     int64_t times = 1, rows = a->dx.dim[0] * a->dx.dim[1], width = lg_numel(&a->dbias);
+    const size_t apart = (size_t)lg_row_stride(&a->dx, 1) * lg_dtype_bytes(a->dx.dtype);
     if (!lg_is_contiguous(&a->dx)) times = a->dx.dim[0], rows = a->dx.dim[1];
-    for (int64_t i = 0; first < width && i < times; i++) {
-        const lg_tensor from = behind(a->dx, i * lg_row_stride(&a->dx, 1) + first);
-        cuda_column_sums(stream, lg_t2(from.data, from.dtype, rows, width - first), width,
-                         behind(a->dbias, first), a->accumulate_dbias || i > 0, scratch);
+    for (int64_t i = 0; i < times; i++) {
+        void *from = (char *)a->dx.data + (size_t)i * apart;
+        cuda_column_sums(stream, lg_t2(from, a->dx.dtype, rows, width), width, a->dbias,
+                         a->accumulate_dbias || i > 0, scratch);
     }
 }
 
@@ -774,11 +751,8 @@ void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args
     if (a->dw.data)
         cuda_add_partial_sums(stream, (const float *)s->scratch, way.rows, a->dw, a->accumulate_dw);
     if (!biases) return;
-    int64_t summed = 0; /* columns, by the kernel */
-    if (way.kernel == backward_way::WIDE) summed = lg_numel(&a->w);
-    if (way.kernel == backward_way::HEADS) summed = lg_numel(&a->dbias);
-    if (summed)
-        cuda_add_partial_sums(stream, biases, way.chunks,
-                              lg_t1(a->dbias.data, a->dbias.dtype, summed), a->accumulate_dbias);
-    sum_columns(stream, a, summed, biases);
+    if (way.kernel == backward_way::ANY)
+        sum_columns(stream, a, biases);
+    else
+        cuda_add_partial_sums(stream, biases, way.chunks, a->dbias, a->accumulate_dbias);
 }

@@ -5,9 +5,9 @@
 enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 4, LANE_PACKS = 4 /* in registers, at most */ };
 enum { CHUNKS_MAX = 512, CHUNK_MIN = 64 };
 enum { WIDE_PACKS = 2 /* of a lane */, WIDE_WEIGHTS = 2, WIDE_CHUNK_MIN = 8 };
-/* Packs of a thread, warps of a block and of a multiprocessor (as registers allow), and a block's tokens at least, in the kernel of
- * heads that sums columns. */
-enum { HEAD_PACKS = 2, HEAD_WARPS = 5, HEAD_WARPS_AT_ONCE = 15, HEAD_CHUNK_MIN = 8 };
+/* In the kernel of heads that sums columns: tokens that a block has under way, and its tokens at least; warps of a
+ * multiprocessor, as registers allow. */
+enum { HEAD_TOKENS = 2, HEAD_CHUNK_MIN = 8, HEAD_WARPS_AT_ONCE = 24 };
 
 /* n / by for n < 2^31. */
 struct divisor {
@@ -122,13 +122,73 @@ static __device__ __forceinline__ pack<T, N> packed(const float (&v)[N])
     return p;
 }
 
+/* 16 bytes as one access: left to itself the compiler makes four or seven of many here. read: of what the kernel does not write,
+ * get: of what it does. */
+static __device__ __forceinline__ void put_quad(void *to, const quad &q)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(q.v[0]), "r"(q.v[1]),
+                 "r"(q.v[2]), "r"(q.v[3])
+                 : "memory");
+}
+static __device__ __forceinline__ quad read_quad(const void *from)
+{
+    quad q;
+    asm("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3])
+        : "l"(from));
+    return q;
+}
+static __device__ __forceinline__ quad get_quad(const void *from)
+{
+    quad q;
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3])
+                 : "l"(from)
+                 : "memory");
+    return q;
+}
+template <typename T, int N> constexpr bool IS_QUAD = sizeof(pack<T, N>) == sizeof(quad);
+
+template <typename T, int N>
+static __device__ __forceinline__ void put_pack(T *to, const pack<T, N> &p)
+{
+    if constexpr (IS_QUAD<T, N>)
+        put_quad(to, reinterpret_cast<const quad &>(p));
+    else
+        *reinterpret_cast<pack<T, N> *>(to) = p;
+}
+template <typename T, int N> static __device__ __forceinline__ void put(T *to, const float (&v)[N])
+{
+    put_pack<T, N>(to, packed<T, N>(v));
+}
+template <typename T, int N>
+static __device__ __forceinline__ void read(const T *from, float (&v)[N])
+{
+    if constexpr (IS_QUAD<T, N>) {
+        const quad q = read_quad(from);
+        unpack<T, N>(reinterpret_cast<const pack<T, N> &>(q), v);
+    } else {
+        load<T, N>(from, v);
+    }
+}
+template <typename T, int N>
+static __device__ __forceinline__ void get(const T *from, float (&v)[N])
+{
+    if constexpr (IS_QUAD<T, N>) {
+        const quad q = get_quad(from);
+        unpack<T, N>(reinterpret_cast<const pack<T, N> &>(q), v);
+    } else {
+        load<T, N>(from, v);
+    }
+}
+
 template <typename T> struct backward_args {
     const T *dy, *kept, *w;
     const float *cosine, *sine; // (tokens, D / 2): dy is turned back; or NULL
     const float *rstd;
     T *dx;
     float *partial; // (chunks, weights, D), or NULL
-    float *bias;    // (chunks, columns of dx that the kernel sums), or NULL
+    float *bias;    // (chunks, columns of dx), or NULL
     bool accumulate;
     places p;
 };
@@ -164,13 +224,13 @@ static __device__ __forceinline__ void copy_vectors(const backward_args<T> &a, i
         T *dx = a.dx + at.sample * a.p.stride_out + at.within;
         for (int i = lane * N; i < a.p.D; i += lanes * N) {
             float v[N], old[N];
-            load<T, N>(dy + i, v);
+            get<T, N>(dy + i, v);
             if (a.accumulate) {
-                load<T, N>(dx + i, old);
+                get<T, N>(dx + i, old);
 #pragma unroll
                 for (int e = 0; e < N; e++) v[e] += old[e];
             }
-            store<T, N>(dx + i, v);
+            put<T, N>(dx + i, v);
         }
     }
 }

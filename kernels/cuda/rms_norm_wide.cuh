@@ -2,8 +2,8 @@
 #pragma once
 #include "kernels/cuda/rms_norm.cuh"
 
-template <int TEAM, int PACKS_OF_A_LANE = WIDE_PACKS> struct wide {
-    static constexpr int LANES = TEAM * WARP, TEAMS = WARPS / TEAM, PACKS = PACKS_OF_A_LANE;
+template <int TEAM> struct wide {
+    static constexpr int LANES = TEAM * WARP, TEAMS = WARPS / TEAM, PACKS = WIDE_PACKS;
 };
 /* Normed vectors that these kernels take, in packs of `pack` elements: one for each row of w. */
 static bool is_wide(const lg_tensor &w, int each, int64_t pack)
@@ -95,24 +95,23 @@ static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forw
         if (a.cosine) {
             const int64_t from =
                 (int64_t)(at.token - at.sample * a.p.tokens.by) * (a.p.D / 2) + i / 2;
-            load<float, N / 2>(a.cosine + from, c);
-            load<float, N / 2>(a.sine + from, z);
+            read<float, N / 2>(a.cosine + from, c);
+            read<float, N / 2>(a.sine + from, z);
         }
 #pragma unroll
         for (int w = 0; w < W; w++) {
             const float r = 1 / sqrtf(squares[w] / (float)a.p.D + a.eps);
             float v[N], u[N];
-            if (a.kept)
-                *(pack<T, N> *)(a.kept + ((int64_t)at.token * W + w) * a.p.D + i) = in[w][j];
+            if (a.kept) put_pack<T, N>(a.kept + ((int64_t)at.token * W + w) * a.p.D + i, in[w][j]);
             unpack<T, N>(in[w][j], v);
-            unpack<T, N>(*(const pack<T, N> *)(a.w + w * a.p.D + i), u);
+            read<T, N>(a.w + w * a.p.D + i, u);
 #pragma unroll
             for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
             if (a.cosine) {
                 unpack<T, N>(packed<T, N>(v), v);
                 turn_pack<N>(v, c, z, 1);
             }
-            *(pack<T, N> *)(y + w * a.p.D + i) = packed<T, N>(v);
+            put<T, N>(y + w * a.p.D + i, v);
             if (a.rstd && i == 0) a.rstd[(int64_t)at.token * W + w] = r;
         }
         for (uint32_t h = W; !a.p.in_place && h < a.p.heads.by; h++)
@@ -120,51 +119,93 @@ static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forw
     }
 }
 
-/* The sums of all threads' columns, team by team in order, to a block's row of a.partial or a.bias. Call with all threads. */
-template <int N, int TEAM, int PACKS>
-static __device__ __forceinline__ void store_wide_partial(float *partial, int D,
-                                                          const float (&sum)[PACKS][N])
-{
-    __shared__ float shared[THREADS * PACKS * N];
-    constexpr int WIDTH = wide<TEAM>::LANES * PACKS * N;
-    __syncthreads(); /* the vector before has been read */
-#pragma unroll
-    for (int j = 0; j < PACKS; j++) {
-        const int team = threadIdx.x / wide<TEAM>::LANES, lane = threadIdx.x % wide<TEAM>::LANES;
-        float *to = shared + team * WIDTH + (j * wide<TEAM>::LANES + lane) * N;
-#pragma unroll
-        for (int e = 0; e < N; e += 4)
-            *(float4 *)(to + e) =
-                make_float4(sum[j][e], sum[j][e + 1], sum[j][e + 2], sum[j][e + 3]);
+/* A place in shared memory for sums that every thread has of its columns: its n-th four of them are one access. */
+struct sums_of_threads {
+    float4 (*four)[THREADS];
+    __device__ __forceinline__ void put(int n, const float *v) const
+    {
+        four[n][threadIdx.x] = make_float4(v[0], v[1], v[2], v[3]);
     }
-    __syncthreads();
+    __device__ __forceinline__ void add(int n, const float *v) const
+    {
+        float4 &to = four[n][threadIdx.x];
+        to = make_float4(to.x + v[0], to.y + v[1], to.z + v[2], to.w + v[3]);
+    }
+    __device__ __forceinline__ float get(int n, int thread, int e) const
+    {
+        return ((const float *)&four[n][thread])[e];
+    }
+};
+/* The sums of a vector's columns, from its first four of them on, team by team in order, to a block's row of a.partial or a.bias. */
+template <int N, int TEAM>
+static __device__ __forceinline__ void store_wide_partial(float *partial, int D,
+                                                          const sums_of_threads &sums, int first)
+{
+    constexpr int LANES = wide<TEAM>::LANES, FOURS = N / 4;
     for (int c = threadIdx.x; c < D; c += THREADS) {
+        const int pack = c / N, fours = first + pack / LANES * FOURS + c % N / 4;
         float all = 0;
 #pragma unroll
-        for (int t = 0; t < wide<TEAM>::TEAMS; t++) all += shared[t * WIDTH + c];
+        for (int t = 0; t < wide<TEAM>::TEAMS; t++)
+            all += sums.get(fours, t * LANES + pack % LANES, c % 4);
         partial[c] = all;
     }
 }
 
-/* Blocks of a multiprocessor, as registers allow for `packs` packs of x and of dy a thread. */
-static constexpr int wide_blocks(int packs, bool biased)
+/* What is copied, of the tokens [first, last), and its sums, to a block's row of a.bias. */
+template <typename T, int N>
+static __device__ __forceinline__ void copy_and_sum(const backward_args<T> &a, uint32_t first,
+                                                    uint32_t last, uint32_t samples, float *bias)
 {
-    return biased ? LG_MAX(4 - packs, 1) : packs < 4 ? 3 : 2;
+    const int begin = (int)a.p.normed * a.p.D, end = (int)a.p.heads.by * a.p.D;
+    for (int i = begin + (int)threadIdx.x * N; i < end; i += THREADS * N) {
+        float sum[N] = {};
+        for (uint32_t turn = first; turn < last; turn += AT_ONCE) {
+            pack<T, N> in[AT_ONCE] = {};
+#pragma unroll
+            for (uint32_t k = 0; k < AT_ONCE; k++) {
+                const place at = wide_place(a.p, min(turn + k, last - 1), samples);
+                const T *dy = a.dy + at.sample * a.p.stride_in + at.within + i;
+                if (turn + k < last) in[k] = *(const pack<T, N> *)dy;
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < AT_ONCE; k++) {
+                const place at = wide_place(a.p, min(turn + k, last - 1), samples);
+                T *dx = a.dx + at.sample * a.p.stride_out + at.within + i;
+                float v[N], old[N] = {};
+                if (turn + k >= last) break;
+                unpack<T, N>(in[k], v);
+                if (a.accumulate) get<T, N>(dx, old);
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    v[e] += old[e];
+                    sum[e] += v[e];
+                }
+                if (!a.p.in_place) put<T, N>(dx, v);
+            }
+        }
+        store<float, N>(bias + i, sum);
+    }
 }
-/* BIASED: with the sums of what is written to dx. */
-template <typename T, int N, int TEAM, int PACKS, int W, bool BIASED>
-static __global__ void __launch_bounds__(THREADS, wide_blocks(W *PACKS, BIASED))
+
+/* BIASED: with the sums of what is written to dx, which are kept in shared memory: there are no registers left. */
+template <typename T, int N, int TEAM, int W, bool BIASED>
+static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
     wide_backward_kernel(const backward_args<T> a)
 {
-    constexpr int LANES = wide<TEAM>::LANES, TEAMS = wide<TEAM>::TEAMS;
+    constexpr int LANES = wide<TEAM>::LANES, TEAMS = wide<TEAM>::TEAMS, PACKS = wide<TEAM>::PACKS;
+    constexpr int FOURS = PACKS * N / 4; /* of a thread's columns of a vector */
+    __shared__ float4 shared[(BIASED ? W : 1) * FOURS][THREADS];
+    const sums_of_threads sums = {shared};
     __shared__ float told[2 * W * WARPS];
     if (blockIdx.y > 0) return copy_vectors<T, N>(a, WARP);
     const uint32_t tokens = a.p.vectors / a.p.heads, samples = tokens / a.p.tokens;
     const uint32_t step = (tokens + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
     const uint32_t last = min(first + step, tokens);
     const int lane = threadIdx.x % LANES * N;
-    float sum[W][PACKS][N] = {}, bias[BIASED ? W : 1][PACKS][N] = {};
+    float sum[W][PACKS][N] = {};
     int turns = 0;
+    for (int n = 0; BIASED && n < W * FOURS; n++) sums.four[n][threadIdx.x] = float4{};
     /* All teams take as many turns. */
     for (uint32_t turn = first; turn < last; turn += TEAMS, turns++) {
         const uint32_t k = turn + threadIdx.x / LANES;
@@ -193,8 +234,8 @@ static __global__ void __launch_bounds__(THREADS, wide_blocks(W *PACKS, BIASED))
             if (!there || i >= a.p.D) continue;
             if (a.cosine) {
                 const int64_t t = at.token - at.sample * a.p.tokens.by;
-                load<float, N / 2>(a.cosine + t * (a.p.D / 2) + i / 2, c);
-                load<float, N / 2>(a.sine + t * (a.p.D / 2) + i / 2, z);
+                read<float, N / 2>(a.cosine + t * (a.p.D / 2) + i / 2, c);
+                read<float, N / 2>(a.sine + t * (a.p.D / 2) + i / 2, z);
             }
 #pragma unroll
             for (int w = 0; w < W; w++) {
@@ -206,7 +247,7 @@ static __global__ void __launch_bounds__(THREADS, wide_blocks(W *PACKS, BIASED))
                     unpack<T, N>(pd[w][j], d);
                 }
                 unpack<T, N>(px[w][j], n);
-                unpack<T, N>(*(const pack<T, N> *)(a.w + w * a.p.D + i), u);
+                read<T, N>(a.w + w * a.p.D + i, u);
 #pragma unroll
                 for (int e = 0; e < N; e++) {
                     n[e] *= r[w];
@@ -227,20 +268,32 @@ static __global__ void __launch_bounds__(THREADS, wide_blocks(W *PACKS, BIASED))
                 T *to = dx + w * a.p.D + i;
                 unpack<T, N>(pd[w][j], d);
                 unpack<T, N>(px[w][j], n);
-                unpack<T, N>(*(const pack<T, N> *)(a.w + w * a.p.D + i + lane), u);
-                if (a.accumulate) unpack<T, N>(*(const pack<T, N> *)to, old);
+                read<T, N>(a.w + w * a.p.D + i + lane, u);
+                if (a.accumulate) get<T, N>(to, old);
 #pragma unroll
                 for (int e = 0; e < N; e++) {
                     v[e] = d[e] * u[e] * r[w] - n[e] * slope;
                     if (a.accumulate) v[e] += old[e];
-                    if (BIASED) bias[w][j][e] += v[e];
                 }
-                *(pack<T, N> *)to = packed<T, N>(v);
+                put<T, N>(to, v);
+#pragma unroll
+                for (int e = 0; BIASED && e < N; e += 4)
+                    sums.add(w * FOURS + (j * N + e) / 4, v + e);
             }
     }
+    __syncthreads();
+    float *bias = a.bias + (int64_t)blockIdx.x * a.p.heads.by * a.p.D;
+    for (int w = 0; BIASED && w < W; w++)
+        store_wide_partial<N, TEAM>(bias + w * a.p.D, a.p.D, sums, w * FOURS);
+#pragma unroll
     for (int w = 0; w < W; w++) {
-        const int64_t row = ((int64_t)blockIdx.x * W + w) * a.p.D;
-        if (a.partial) store_wide_partial<N, TEAM, PACKS>(a.partial + row, a.p.D, sum[w]);
-        if (BIASED) store_wide_partial<N, TEAM, PACKS>(a.bias + row, a.p.D, bias[BIASED ? w : 0]);
+        if (!a.partial) break;
+        __syncthreads(); /* what was there has been read */
+#pragma unroll
+        for (int n = 0; n < FOURS; n++) sums.put(n, sum[w][n * 4 / N] + n * 4 % N);
+        __syncthreads();
+        store_wide_partial<N, TEAM>(a.partial + ((int64_t)blockIdx.x * W + w) * a.p.D, a.p.D, sums,
+                                    0);
     }
+    if (BIASED) copy_and_sum<T, N>(a, first, last, samples, bias);
 }
