@@ -403,7 +403,8 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
 }
 
 /* Some heads of a chunk of tokens: all of dx, sums for dw and of dx. A thread has a pack of every token, the same one; vectors are
- * LANES packs, and a block has `heads` of a token's. */
+ * LANES packs, and a block has `heads` of a token's. Sums and products are fused as written, so that a vector's bits do not depend on
+ * which token of a turn it is. */
 template <typename T, int N, int LANES>
 static __global__ void __launch_bounds__(THREADS, HEAD_WARPS_AT_ONCE / WARPS)
     heads_backward_kernel(const backward_args<T> a, int heads)
@@ -453,15 +454,15 @@ static __global__ void __launch_bounds__(THREADS, HEAD_WARPS_AT_ONCE / WARPS)
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 n[e] *= rstd[k];
-                dw[e] += d[e] * n[e];
-                mean += d[e] * u[e] * n[e];
+                dw[e] = fmaf(d[e], n[e], dw[e]);
+                mean = fmaf(d[e] * u[e], n[e], mean);
             }
             mean = lanes_sum<LANES>(mean) / (float)D;
             if (!there || token >= end) continue;
             if (a.accumulate) get<T, N>(dx, old);
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                if (normed) d[e] = rstd[k] * (d[e] * u[e] - n[e] * mean);
+                if (normed) d[e] = rstd[k] * fmaf(-n[e], mean, d[e] * u[e]);
                 if (a.accumulate) d[e] += old[e];
                 bias[e] += d[e];
             }
