@@ -596,31 +596,34 @@ static __global__ void __launch_bounds__(THREADS) long_dw_kernel(const backward_
 /* How the backward is done: which kernel, and how tokens and a token's heads are dealt out to blocks. */
 struct backward_way {
     enum { WIDE, HEADS, ANY } kernel;
-    int64_t chunks, heads; /* of vectors that a weight norms, or of tokens; heads of a block */
-    int64_t rows;          /* of partial sums for dw */
+    int64_t chunks; /* of tokens; with ANY of the vectors that a weight norms */
+    int64_t heads;  /* of a block, with HEADS */
+    int64_t rows;   /* of partial sums for dw */
 };
-/* By sizes alone; for wide vectors and heads blocks of which an H200 has all at once. */
+/* Heads of `packs` packs: those of one weight are a block's where they fill half of it, else as many as it has threads for. */
+static backward_way heads_way(int64_t tokens, int64_t vectors, int64_t each, int64_t packs)
+{
+    const int64_t most = THREADS / packs;
+    const int64_t heads = each <= most && each * 2 > most ? each : LG_MIN(most, vectors);
+    const int64_t slices = ceil_div(vectors, heads), warps = ceil_div(heads * packs, WARP);
+    const int64_t at_once = 132 * (HEAD_WARPS_AT_ONCE / warps); /* blocks */
+    const int64_t chunks =
+        LG_MIN(ceil_div(tokens, HEAD_CHUNK_MIN), LG_MAX(at_once / slices, (int64_t)1));
+    return {backward_way::HEADS, chunks, heads, chunks * slices};
+}
+/* By sizes and alignment alone; of wide vectors and heads an H200 has all blocks at once. */
 static backward_way way_of(const struct lg_rms_norm_backward_args *a, bool fits)
 {
-    const int64_t tokens = a->dy.dim[0] * a->dy.dim[1],
-                  N = 16 / (int64_t)lg_dtype_bytes(a->w.dtype);
-    const int64_t D = a->w.dim[1], packs = D / N;
+    const int64_t tokens = a->dy.dim[0] * a->dy.dim[1], vectors = a->dy.dim[2], D = a->w.dim[1];
+    const int64_t N = 16 / (int64_t)lg_dtype_bytes(a->w.dtype), packs = D / N;
     if (fits && is_wide(a->w, a->each, N)) {
         const int64_t most = a->w.dim[0] == 1 ? 396 : 264;
         const int64_t chunks = LG_MIN(ceil_div(tokens, WIDE_CHUNK_MIN), most);
         return {backward_way::WIDE, chunks, 0, chunks};
     }
-    const bool sums = a->dw.rank || a->dbias.rank;
-    const int64_t vectors = a->dy.dim[2], each = a->each;
     const bool full = D % N == 0 && (packs == 8 || packs == 16 || packs == 32);
-    if (fits && sums && full && vectors * packs >= WARP) {
-        const int64_t most = THREADS / packs; /* heads of one weight alone, where it has enough */
-        const int64_t heads = each <= most && each * 2 > most ? each : LG_MIN(most, vectors);
-        const int64_t slices = ceil_div(vectors, heads), warps = ceil_div(heads * packs, WARP);
-        const int64_t blocks = LG_MAX(132 * (HEAD_WARPS_AT_ONCE / warps) / slices, (int64_t)1);
-        const int64_t chunks = LG_MIN(ceil_div(tokens, HEAD_CHUNK_MIN), blocks);
-        return {backward_way::HEADS, chunks, heads, chunks * slices};
-    }
+    if (fits && full && vectors * packs >= WARP && (a->dw.rank || a->dbias.rank))
+        return heads_way(tokens, vectors, a->each, packs);
     const int64_t chunks = LG_MIN(ceil_div(tokens * a->each, CHUNK_MIN), (int64_t)CHUNKS_MAX);
     return {backward_way::ANY, chunks, 0, chunks};
 }
@@ -628,7 +631,7 @@ static int64_t dw_floats(const struct lg_rms_norm_backward_args *a, const backwa
 {
     return a->dw.rank ? way.rows * lg_numel(&a->dw) : 0;
 }
-/* First dw's partial sums, then dbias'; what memory will fit is not known yet. */
+/* First dw's partial sums, then dbias'; how the memory will be aligned is not known yet. */
 size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
 {
     const int64_t tokens = a->dy.dim[0] * a->dy.dim[1], width = a->dy.dim[2] * a->dy.dim[3];
