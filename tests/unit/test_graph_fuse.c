@@ -550,7 +550,7 @@ static void two_biases_before_a_gate(void)
     end(small_residual(f, wanted("x"), small_add(f, a, b), gate()));
 }
 /* One gradient, whose halves are those of two linears. */
-static void two_biases_of_halves(bool gated)
+static void two_biases_of_halves(lg_tensor (*reader)(lg_tensor))
 {
     lg_tensor y = lg_graph_value(f->g, "y", small_t3(f, B, T, D));
     for (int i = 0; i < B; i++)
@@ -559,18 +559,27 @@ static void two_biases_of_halves(bool gated)
                                                    .w = weight(D, D),
                                                    .bias = bias_of(D),
                                                    .y = lg_at(y, i * T * D, small_t2(f, T, D))});
-    if (gated)
-        end(small_residual(f, wanted("x"), y, gate()));
-    else
-        end(small_linear(f, small_act(f, y), weight(D, D), LG_NONE, LG_ACT_NONE));
+    end(reader(y));
+}
+static lg_tensor gated(lg_tensor y)
+{
+    return small_residual(f, wanted("x"), y, gate());
+}
+static lg_tensor act_and_linear(lg_tensor y)
+{
+    return small_linear(f, small_act(f, y), weight(D, D), LG_NONE, LG_ACT_NONE);
 }
 static void two_biases_of_halves_before_an_activation(void)
 {
-    two_biases_of_halves(false);
+    two_biases_of_halves(act_and_linear);
 }
 static void two_biases_of_halves_before_a_gate(void)
 {
-    two_biases_of_halves(true);
+    two_biases_of_halves(gated);
+}
+static void two_biases_of_halves_before_a_norm(void)
+{
+    two_biases_of_halves(norm);
 }
 /* Rows of half the length are another's whole ones. */
 static void bias_of_rows_of_another_length(void)
@@ -607,6 +616,7 @@ static void test_biases(void **state)
     OWN_BIASES(bias_of_attention_to_others, 2);
     OWN_BIASES(two_biases_before_a_gate, 1);
     OWN_BIASES(two_biases_of_halves_before_a_gate, 2);
+    OWN_BIASES(two_biases_of_halves_before_a_norm, 2);
     OWN_BIASES(two_biases_of_halves_before_an_activation, 2);
     OWN_BIASES(bias_of_rows_of_another_length, 1);
     OWN_BIASES(bias_used_twice, 1); /* what is added comes in its turn */
