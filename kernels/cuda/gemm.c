@@ -6,8 +6,8 @@
  * and cluster shapes are tried too, and ever fewer meet again in ever longer turns, since under load the power
  * limit of the GPU decides, and not the clock at which a short run ends: on an H200 at 690 W the fastest in long
  * runs had been 9th, 17th, 27th and 29th of the first, and took 2 to 4 % less than the best of their first six to
- * ten. (A whole step at that limit gains little: it is energy that counts.) An epilogue that could also be a launch of its own is timed against that, and pinned as "none" where it
- * loses.
+ * ten. (A whole step at that limit gains less: what counts there is energy.) An epilogue that could also be a launch
+ * of its own is timed against that, and pinned as "none" where it loses.
  *
  * Pieces: a long weight gradient is also tried with its output cut along the longer side into two to four equal
  * pieces, all done by one call, as a batch. There 4608 x 1536 over 32768 tokens took 0.670 ms in three pieces and
