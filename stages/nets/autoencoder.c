@@ -76,7 +76,7 @@ int lg_autoencoder_load(const struct lg_autoencoder_config *c, const char *dir, 
     lg_params t = {0};
     LG_TRY(lg_path(path, "%s/diffusion_pytorch_model.safetensors", dir));
     LG_TRY(lg_autoencoder_params(c, half, &t));
-    int rc = lg_params_load(&t, path, extra, ret, 0, t.count);
+    int rc = lg_params_load(&t, path, extra, ret, 0, ret ? t.count : 0);
     lg_params_free(&t);
     return rc;
 }

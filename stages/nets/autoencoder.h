@@ -22,6 +22,7 @@ int lg_autoencoder_config_load(const char *dir, struct lg_autoencoder_config *re
 int lg_autoencoder_latent_frames(const struct lg_autoencoder_config *c, int frames);
 /* Only the half that is used needs to be in memory. */
 int lg_autoencoder_params(const struct lg_autoencoder_config *c, lg_aekl_half half, lg_params *ret);
+/* ret NULL: the files alone are looked at, whether they hold what the config wants. */
 int lg_autoencoder_load(const struct lg_autoencoder_config *c, const char *dir, lg_aekl_half half,
                         float *ret);
 

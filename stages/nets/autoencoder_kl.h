@@ -27,6 +27,7 @@ typedef enum lg_aekl_half {
 } lg_aekl_half;
 /* Only the half that is used needs to be in memory. quant_conv belongs to the encoder. */
 int lg_aekl_params(const struct lg_aekl_config *c, lg_aekl_half half, lg_params *ret);
+/* ret NULL: as lg_autoencoder_load. */
 int lg_aekl_load(const struct lg_aekl_config *c, const char *dir, lg_aekl_half half, float *ret);
 
 typedef struct lg_aekl lg_aekl;

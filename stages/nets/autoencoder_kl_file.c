@@ -120,7 +120,7 @@ int lg_aekl_load(const struct lg_aekl_config *c, const char *dir, lg_aekl_half h
     LG_TRY_GOTO(rc, lg_aekl_params(c, half, &t), out);
     LG_TRY_GOTO(rc, lg_weights_open(path, &w), out);
     for (int i = 0; i < t.n; i++) use_old_name(w, &t.p[i]);
-    LG_TRY_GOTO(rc, lg_params_load(&t, path, extra, ret, 0, t.count), out);
+    LG_TRY_GOTO(rc, lg_params_load(&t, path, extra, ret, 0, ret ? t.count : 0), out);
 out:
     lg_weights_close(&w);
     lg_params_free(&t);

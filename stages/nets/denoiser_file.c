@@ -313,7 +313,7 @@ int lg_denoiser_load_range(const struct lg_denoiser_config *c, const lg_params *
     free(text);
     free(list);
     LG_TRY(rc);
-    return lg_model_of(c->kind)->other_name ? check_copies(c, t, path) : 0;
+    return count && lg_model_of(c->kind)->other_name ? check_copies(c, t, path) : 0;
 }
 
 int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights)

@@ -502,7 +502,7 @@ int lg_params_load(const lg_params *t, const char *path, const char *const *allo
     LG_ASSERT(first <= t->count && count <= t->count - first);
     lg_weights *w = NULL;
     LG_TRY(lg_weights_open(path, &w));
-    memset(dst, 0, count * sizeof *dst);
+    if (count) memset(dst, 0, count * sizeof *dst);
     int rc;
     LG_TRY_GOTO(rc, check_extra(t, w, allowed_extra), out);
     for (int i = 0; i < t->n; i++) {

@@ -128,6 +128,7 @@ void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first,
  * a host fp32 buffer, elements [first, first + count); gaps and tables become zero. Checks that
  * every name is there with its shape (LG_ERR_MISMATCH); fp16, bf16 and fp32 are accepted. Names in
  * the file that the table lacks are refused unless allowed_extra (a NULL-terminated list of
- * prefixes, may be NULL) covers them. */
+ * prefixes, may be NULL) covers them. All of that is looked at whatever the range is: with count 0, and dst NULL, nothing
+ * else is. */
 int lg_params_load(const lg_params *t, const char *path, const char *const *allowed_extra,
                    float *dst, size_t first, size_t count);

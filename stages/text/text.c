@@ -147,6 +147,9 @@ static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     struct text x = {.plan = t, .keys = keys};
     LG_ASSERT(t->shards * (p->apart ? instances : 1) + instances + 1 <= cap);
     LG_TRY(load_config(&keys, &x.net_config));
+    /* What is wrong with the files is said before anything starts. */
+    LG_TRY(lg_text_encoder_load_range(&x.net_config, keys.model,
+                                      &(struct lg_text_range){.shards = t->shards}, NULL));
     LG_TRY(weight_bytes(c, p, &x, shard, &net));
     size_t remote[LG_INSTANCES_MAX] = {0}; /* copies of shards on other GPUs */
     for (int k = 0; k < t->shards; k++) {

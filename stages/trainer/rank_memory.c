@@ -1,6 +1,7 @@
 /* What a rank allocates, in bytes; see rank_memory.h. */
 #include "stages/trainer/rank_memory.h"
 #include "base/bytes.h"
+#include "config/manifest.h"
 #include "stages/trainer/frozen.h"
 #include "stages/trainer/gradients.h"
 #include "stages/trainer/working.h"
@@ -286,6 +287,25 @@ static void add_frozen(const lg_config *c, size_t bytes, int rank, struct lg_sta
     rows[(*n)++].bytes = bytes;
 }
 
+/* What is wrong with the files that weights come from is said before anything starts. */
+static int check_files(const lg_config *c, const struct lg_denoiser_config *net,
+                       const lg_params *all, const lg_params *trained)
+{
+    const char *from = lg_config_begins_with(c);
+    const lg_params frozen = lg_params_frozen(all);
+    const bool adapts = lg_training_of(c).adapter.rank;
+    char dir[LG_PATH_BYTES];
+    float *first;
+    if (from[0]) {
+        LG_TRY(lg_checkpoint_weights_dir(from, "ema", dir));
+        LG_TRY(lg_denoiser_load_range(net, adapts ? &frozen : all, dir, NULL, 0, 0));
+    }
+    if (!c->adapter_from[0]) return 0;
+    int rc = lg_net_adapter_of(c, net, trained, &first);
+    free(first);
+    return rc;
+}
+
 int lg_trainer_bytes(const lg_config *c, const lg_plan *p, lg_role role,
                      struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
@@ -301,12 +321,7 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, lg_role role,
         add_rank(c, p, &of[r], r, rows, &n);
         add_frozen(c, lg_frozen_bytes(&all, p->element_bytes == 4 ? LG_F32 : LG_BF16), r, rows, &n);
     }
-    if (rc == 0 &&
-        c->adapter_from[0]) { /* what is wrong with the file is said before anything starts */
-        float *first;
-        rc = lg_net_adapter_of(c, &net, &params, &first);
-        free(first);
-    }
+    if (rc == 0) rc = check_files(c, &net, &all, &params);
     lg_params_free(&all);
     *ret_n = n;
     return rc;

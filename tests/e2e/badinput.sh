@@ -74,13 +74,28 @@ check "truncated VAE: no output" test ! -e "$T/out.safetensors"
 head -c 20000 "$e2e_root/tests/golden/emoji.safetensors" >"$T/cut.safetensors"
 says "truncated input of encode" 5 "$LGSUP" encode vae --model "$EMOJI/vae" "$T/cut.safetensors" "$T/out.safetensors" -- \
     "$T/cut.safetensors" 'truncated|missing|bytes'
-says "truncated VAE, start" 11 "$LGSUP" start "$TINY" --set job.dir="$T/trunc" --set vae.model="$T/vae" "${short[@]}" -- \
+says "truncated VAE, check" 5 "$LGSUP" check "$TINY" --set vae.model="$T/vae" -- \
     "diffusion_pytorch_model.safetensors" 'truncated|missing|bytes'
-expect "truncated VAE: state" parked "$(status_get "$T/trunc" .state)"
+says "truncated VAE, start" 5 "$LGSUP" start "$TINY" --set job.dir="$T/trunc" --set vae.model="$T/vae" "${short[@]}" -- \
+    "diffusion_pytorch_model.safetensors" 'truncated|missing|bytes'
+check "truncated VAE: no stage was started" test ! -e "$T/trunc/logs/vae.0.log"
 check "truncated VAE: nothing is left running" nothing_runs
 cp "$MICRO/vae/diffusion_pytorch_model.safetensors" "$T/vae/"
+sed -i 's/"layers_per_block": *[0-9]*/"layers_per_block": 7/' "$T/vae/config.json"
+says "a VAE of fewer layers than its config says, check" 10 "$LGSUP" check "$TINY" --set vae.model="$T/vae" -- \
+    "diffusion_pytorch_model.safetensors" 'tensor .*resnets.* is missing'
+cp "$MICRO/vae/config.json" "$T/vae/"
 says "the file restored, it goes on" 0 "$LGSUP" start "$TINY" --set job.dir="$T/trunc" --set vae.model="$T/vae" "${short[@]}" -- 'checkpoint'
 cp -r "$MICRO/text_encoder" "$T/text_encoder"
+truncate -s -1000 "$T/text_encoder/model.safetensors"
+says "truncated text encoder, check" 5 "$LGSUP" check "$TINY" --set text.model="$T/text_encoder" -- \
+    "text_encoder/model.safetensors" 'truncated|missing|bytes'
+cp "$MICRO/text_encoder/model.safetensors" "$T/text_encoder/"
+cp -r "$T"/trunc/checkpoints/*_step6 "$T/begin"
+says "a net to begin with" 0 "$LGSUP" check "$TINY" --set trainer.init_from="$T/begin" -- 'trainer'
+says "of another depth, check" 10 "$LGSUP" check "$TINY" --set trainer.init_from="$T/begin" --set model.depth=7 -- "$T/begin/" 'tensor .* is missing'
+find "$T/begin" -name '*.safetensors' -exec truncate -s -1000 {} +
+says "truncated net to begin with, check" 5 "$LGSUP" check "$TINY" --set trainer.init_from="$T/begin" -- "$T/begin/" 'truncated|missing|bytes'
 spiece=$T/text_encoder/spiece.model # most of it is the character table, whose first part is a trie
 head -c 1000 /dev/zero | tr '\0' '\377' | dd of="$spiece" bs=1 seek=$(($(stat -c %s "$spiece") - 230000)) conv=notrunc status=none
 says "a damaged tokenizer" 11 "$LGSUP" start "$TINY" --set job.dir="$T/spiece" --set text.model="$T/text_encoder" "${short[@]}" -- \
