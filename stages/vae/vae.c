@@ -148,8 +148,9 @@ static int vae_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     if (!p->instances[LG_ROLE_vae]) return 0;
     LG_TRY(lg_autoencoder_config_load(c->vae_model, &net));
     LG_TRY(weights_count(&net, &count));
-    /* What is wrong with the files is said before anything starts. */
-    LG_TRY(lg_autoencoder_load(&net, c->vae_model, LG_AEKL_ENCODER, NULL));
+    /* What is wrong with the files is said before anything starts. The decoder draws samples. */
+    LG_TRY(lg_autoencoder_load(&net, c->vae_model,
+                               c->sample_captions.n ? LG_AEKL_BOTH : LG_AEKL_ENCODER, NULL));
     LG_TRY(private_bytes(c, p, &net, &own));
     for (int i = 0; i < p->instances[LG_ROLE_vae]; i++) {
         bool first = true;
