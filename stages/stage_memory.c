@@ -35,6 +35,15 @@ static int open_device(const char *name, const lg_plan *p, lg_role role, lg_devi
     return 0;
 }
 
+int lg_stage_files_of(const char *key, int rc)
+{
+    char text[2 * LG_PATH_BYTES];
+    if (rc >= 0) return rc;
+    snprintf(text, sizeof text, "%s", lg_err_message());
+    lg_err_clear();
+    return lg_err_fail(rc, __FILE__, __LINE__, __func__, "%s: %s", key, text);
+}
+
 int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int index,
                          lg_device **ret)
 {

@@ -134,6 +134,16 @@ static int weight_bytes(const lg_config *c, const lg_plan *p, struct text *x,
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
 
+static int check_files(const lg_plan *p, const struct text *x)
+{
+    const struct lg_text_range none = {.shards = x->plan->shards};
+    char key[LG_REGION_NAME_BYTES];
+    if (p->is_described) return 0;
+    snprintf(key, sizeof key, "%s.model", x->keys.section);
+    return lg_stage_files_of(
+        key, lg_text_encoder_load_range(&x->net_config, x->keys.model, &none, NULL));
+}
+
 static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
                       struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
@@ -147,9 +157,7 @@ static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     struct text x = {.plan = t, .keys = keys};
     LG_ASSERT(t->shards * (p->apart ? instances : 1) + instances + 1 <= cap);
     LG_TRY(load_config(&keys, &x.net_config));
-    /* What is wrong with the files is said before anything starts. */
-    LG_TRY(lg_text_encoder_load_range(&x.net_config, keys.model,
-                                      &(struct lg_text_range){.shards = t->shards}, NULL));
+    LG_TRY(check_files(p, &x));
     LG_TRY(weight_bytes(c, p, &x, shard, &net));
     size_t remote[LG_INSTANCES_MAX] = {0}; /* copies of shards on other GPUs */
     for (int k = 0; k < t->shards; k++) {

@@ -287,19 +287,24 @@ static void add_frozen(const lg_config *c, size_t bytes, int rank, struct lg_sta
     rows[(*n)++].bytes = bytes;
 }
 
-/* What is wrong with the files that weights come from is said before anything starts. */
-static int check_files(const lg_config *c, const struct lg_denoiser_config *net,
-                       const lg_params *all, const lg_params *trained)
+/* Those that weights come from. */
+static int check_weights(const lg_config *c, const struct lg_denoiser_config *net,
+                         const lg_params *all)
 {
-    const char *from = lg_config_begins_with(c);
     const lg_params frozen = lg_params_frozen(all);
     const bool adapts = lg_training_of(c).adapter.rank;
     char dir[LG_PATH_BYTES];
+    LG_TRY(lg_checkpoint_weights_dir(lg_config_begins_with(c), "ema", dir));
+    return lg_denoiser_load_range(net, adapts ? &frozen : all, dir, NULL, 0, 0);
+}
+
+static int check_files(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
+                       const lg_params *all, const lg_params *trained)
+{
+    const char *key = c->trainer_init_from[0] ? "trainer.init_from" : "model.from";
     float *first;
-    if (from[0]) {
-        LG_TRY(lg_checkpoint_weights_dir(from, "ema", dir));
-        LG_TRY(lg_denoiser_load_range(net, adapts ? &frozen : all, dir, NULL, 0, 0));
-    }
+    if (!p->is_described && lg_config_begins_with(c)[0])
+        LG_TRY(lg_stage_files_of(key, check_weights(c, net, all)));
     if (!c->adapter_from[0]) return 0;
     int rc = lg_net_adapter_of(c, net, trained, &first);
     free(first);
@@ -321,7 +326,7 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, lg_role role,
         add_rank(c, p, &of[r], r, rows, &n);
         add_frozen(c, lg_frozen_bytes(&all, p->element_bytes == 4 ? LG_F32 : LG_BF16), r, rows, &n);
     }
-    if (rc == 0) rc = check_files(c, &net, &all, &params);
+    if (rc == 0) rc = check_files(c, p, &net, &all, &params);
     lg_params_free(&all);
     *ret_n = n;
     return rc;

@@ -137,6 +137,15 @@ static int private_bytes(const lg_config *c, const lg_plan *p,
     return 0;
 }
 
+/* The decoder draws samples. */
+static int check_files(const lg_config *c, const lg_plan *p,
+                       const struct lg_autoencoder_config *net)
+{
+    const lg_aekl_half half = c->sample_captions.n ? LG_AEKL_BOTH : LG_AEKL_ENCODER;
+    if (p->is_described) return 0;
+    return lg_stage_files_of("vae.model", lg_autoencoder_load(net, c->vae_model, half, NULL));
+}
+
 static int vae_bytes(const lg_config *c, const lg_plan *p, lg_role role,
                      struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
@@ -148,9 +157,7 @@ static int vae_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     if (!p->instances[LG_ROLE_vae]) return 0;
     LG_TRY(lg_autoencoder_config_load(c->vae_model, &net));
     LG_TRY(weights_count(&net, &count));
-    /* What is wrong with the files is said before anything starts. The decoder draws samples. */
-    LG_TRY(lg_autoencoder_load(&net, c->vae_model,
-                               c->sample_captions.n ? LG_AEKL_BOTH : LG_AEKL_ENCODER, NULL));
+    LG_TRY(check_files(c, p, &net));
     LG_TRY(private_bytes(c, p, &net, &own));
     for (int i = 0; i < p->instances[LG_ROLE_vae]; i++) {
         bool first = true;
