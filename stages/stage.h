@@ -97,10 +97,10 @@ int lg_stage_main(int argc, char **argv, const struct lg_stage_def *def);
 /* The device of an instance: "host", or "cuda:K" where the plan puts it. */
 void lg_stage_device_name(const lg_config *c, lg_role role, int index,
                           char ret[LG_DEVICE_NAME_BYTES]);
-/* For `bytes` functions: what is wrong with a model's files is said before anything starts, and of which key. rc: what looking at
- * them returned, which is returned. With GPUs that are described (lgsup check --memory) they may say shapes and hold no
- * weights: then nobody looks. */
-int lg_stage_files_of(const char *key, int rc);
+/* Puts the config's key in front of the message of an error; returns rc. For `bytes` functions, which look at the files of models,
+ * so that what is wrong with them is said before anything starts: but not where the plan is_described (lgsup check --memory),
+ * for then files may say shapes and hold no weights. */
+int lg_stage_error_of_key(const char *key, int rc);
 /* Opens it as the plan says, for `bytes` functions; the caller closes it. */
 int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int index,
                          lg_device **ret);

@@ -35,7 +35,7 @@ static int open_device(const char *name, const lg_plan *p, lg_role role, lg_devi
     return 0;
 }
 
-int lg_stage_files_of(const char *key, int rc)
+int lg_stage_error_of_key(const char *key, int rc)
 {
     char text[2 * LG_PATH_BYTES];
     if (rc >= 0) return rc;

@@ -144,8 +144,11 @@ static lg_tensor *find_dbias(lg_graph *g, const lg_tensor *dy)
 {
     const struct lg_value *v = &g->value[lg_graph_value_of(dy)];
     if (v->first < 0) return NULL;
+    const lg_op_id op = g->node[v->first].op;
+    if (v->again >= 0 && op != LG_OP_norm_modulate_backward && op != LG_OP_rms_norm_backward)
+        return NULL;
     void *args = lg_graph_args(g, v->first);
-    switch (g->node[v->first].op) {
+    switch (op) {
     case LG_OP_norm_modulate_backward: {
         struct lg_norm_modulate_backward_args *a = args;
         return is_all_of(&a->dx, dy) ? &a->dbias : NULL;
@@ -154,11 +157,6 @@ static lg_tensor *find_dbias(lg_graph *g, const lg_tensor *dy)
         struct lg_rms_norm_backward_args *a = args;
         return has_tokens_of(&a->dx, dy) ? &a->dbias : NULL;
     }
-    default:
-        break;
-    }
-    if (v->again >= 0) return NULL;
-    switch (g->node[v->first].op) {
     case LG_OP_gate_residual_backward: {
         struct lg_gate_residual_backward_args *a = args;
         return is_all_of(&a->dy, dy) ? &a->dbias : NULL;

@@ -124,8 +124,8 @@ double lg_denoiser_flops(const struct lg_denoiser_config *c);
  * (weights.h), of f32, f16 or bf16. weights: host fp32, the whole flat buffer. source: as above. Save writes into an existing directory, with fsync of each file; it is the caller who
  * publishes the directory. */
 int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights);
-/* Elements [first, first + count) of another of its tables, or of a part of one. With none of them, and ret NULL, the files are
- * looked at, whether they hold the table's tensors. */
+/* Elements [first, first + count) of another of its tables, or of a part of one. With count 0 and ret NULL the
+ * files alone are looked at, whether they hold the table's tensors. */
 int lg_denoiser_load_range(const struct lg_denoiser_config *c, const lg_params *t, const char *dir,
                            float *ret, size_t first, size_t count);
 /* trained, frozen: the two parts of table t; frozen NULL: it lies behind `trained`, if there is any. */

@@ -38,8 +38,8 @@ enum { LG_TEXT_SHARDS_MAX = 64 };
 /* Parameter table of shard `shard` of `shards` (1 <= shards <= layers). */
 int lg_text_encoder_params(const struct lg_text_encoder_config *c, int shard, int shards,
                            lg_params *ret);
-/* Reads shard's parameters from dir into a host fp32 flat buffer; or elements [first, first + count) of them, with none of them, and
- * ret NULL, looks whether the files hold what the config wants. */
+/* Reads shard's parameters from dir into a host fp32 flat buffer; or elements [first, first + count) of them. With count 0 and ret
+ * NULL the files alone are looked at, whether they hold what the config wants. */
 int lg_text_encoder_load(const struct lg_text_encoder_config *c, const char *dir, int shard,
                          int shards, float *ret);
 struct lg_text_range {

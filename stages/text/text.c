@@ -140,7 +140,7 @@ static int check_files(const lg_plan *p, const struct text *x)
     char key[LG_REGION_NAME_BYTES];
     if (p->is_described) return 0;
     snprintf(key, sizeof key, "%s.model", x->keys.section);
-    return lg_stage_files_of(
+    return lg_stage_error_of_key(
         key, lg_text_encoder_load_range(&x->net_config, x->keys.model, &none, NULL));
 }
 

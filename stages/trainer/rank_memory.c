@@ -287,7 +287,22 @@ static void add_frozen(const lg_config *c, size_t bytes, int rank, struct lg_sta
     rows[(*n)++].bytes = bytes;
 }
 
-/* Those that weights come from. */
+/* Will the weights that training begins with be read? Those beside an adapter are at each start, others at a run's first. */
+static bool begins(const lg_config *c)
+{
+    char checkpoints[LG_PATH_BYTES], newest[LG_PATH_BYTES];
+    if (!lg_config_begins_with(c)[0]) return false;
+    if (lg_training_of(c).adapter.rank) return true;
+    if (c->trainer_resume_from[0]) return false;
+    lg_manifest *m = calloc(1, sizeof *m);
+    LG_ASSERT(m);
+    int rc = lg_path(checkpoints, "%s/checkpoints", c->job_dir);
+    if (rc == 0) rc = lg_manifest_newest(checkpoints, c->job_name, newest, m);
+    free(m);
+    if (rc < 0) lg_err_clear();
+    return rc == LG_ERR_NOTFOUND;
+}
+
 static int check_weights(const lg_config *c, const struct lg_denoiser_config *net,
                          const lg_params *all)
 {
@@ -303,8 +318,8 @@ static int check_files(const lg_config *c, const lg_plan *p, const struct lg_den
 {
     const char *key = c->trainer_init_from[0] ? "trainer.init_from" : "model.from";
     float *first;
-    if (!p->is_described && lg_config_begins_with(c)[0])
-        LG_TRY(lg_stage_files_of(key, check_weights(c, net, all)));
+    if (!p->is_described && begins(c))
+        LG_TRY(lg_stage_error_of_key(key, check_weights(c, net, all)));
     if (!c->adapter_from[0]) return 0;
     int rc = lg_net_adapter_of(c, net, trained, &first);
     free(first);

@@ -143,7 +143,7 @@ static int check_files(const lg_config *c, const lg_plan *p,
 {
     const lg_aekl_half half = c->sample_captions.n ? LG_AEKL_BOTH : LG_AEKL_ENCODER;
     if (p->is_described) return 0;
-    return lg_stage_files_of("vae.model", lg_autoencoder_load(net, c->vae_model, half, NULL));
+    return lg_stage_error_of_key("vae.model", lg_autoencoder_load(net, c->vae_model, half, NULL));
 }
 
 static int vae_bytes(const lg_config *c, const lg_plan *p, lg_role role,

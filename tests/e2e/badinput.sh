@@ -92,10 +92,12 @@ says "truncated text encoder, check" 5 "$LGSUP" check "$TINY" --set text.model="
     "text_encoder/model.safetensors" 'truncated|missing|bytes'
 cp "$MICRO/text_encoder/model.safetensors" "$T/text_encoder/"
 cp -r "$T"/trunc/checkpoints/*_step6 "$T/begin"
-says "a net to begin with" 0 "$LGSUP" check "$TINY" --set trainer.init_from="$T/begin" -- 'trainer'
+begun=(--set job.dir="$T/begun" --set trainer.init_from="$T/begin")
+says "a net to begin with" 0 "$LGSUP" start "$TINY" "${begun[@]}" "${short[@]}" -- 'checkpoint'
 says "of another depth, check" 10 "$LGSUP" check "$TINY" --set trainer.init_from="$T/begin" --set model.depth=7 -- "$T/begin/" 'tensor .* is missing'
 find "$T/begin" -name '*.safetensors' -exec truncate -s -1000 {} +
 says "truncated net to begin with, check" 5 "$LGSUP" check "$TINY" --set trainer.init_from="$T/begin" -- "$T/begin/" 'truncated|missing|bytes'
+says "truncated net that a run has begun with: it goes on" 0 "$LGSUP" start "$TINY" "${begun[@]}" "${short[@]}" --set trainer.max_steps=8 -- 'checkpoint'
 spiece=$T/text_encoder/spiece.model # most of it is the character table, whose first part is a trie
 head -c 1000 /dev/zero | tr '\0' '\377' | dd of="$spiece" bs=1 seek=$(($(stat -c %s "$spiece") - 230000)) conv=notrunc status=none
 says "a damaged tokenizer" 11 "$LGSUP" start "$TINY" --set job.dir="$T/spiece" --set text.model="$T/text_encoder" "${short[@]}" -- \
