@@ -109,6 +109,12 @@ static bool is_said(const struct lg_host_card *c, void *arg)
     return true;
 }
 
+bool lg_hosts_has_card(lg_board *b, int h)
+{
+    const uint64_t epoch = lg_hosts_epoch(b, NULL);
+    return epoch && look(&hosts(b)->card[h].said_in) == epoch;
+}
+
 bool lg_hosts_may_decide(lg_board *b)
 {
     return of_all(b, is_said, NULL);
@@ -326,6 +332,12 @@ static void hear_info(struct lg_host_card *c, const struct lg_host_said *said)
     }
 }
 
+/* A card may come after a later one of the same epoch: what that one said stays. */
+static void grow(_Atomic(lg_mark) *word, lg_mark said, bool is_first)
+{
+    if (is_first || look(word) < said) atomic_store_explicit(word, said, memory_order_release);
+}
+
 /* Writer dying between two stores: the card is not valid, or its words are those of different moments, each of them
  * true. */
 void lg_hosts_hear(lg_board *b, int h, uint64_t epoch, const struct lg_host_said *said)
@@ -335,14 +347,15 @@ void lg_hosts_hear(lg_board *b, int h, uint64_t epoch, const struct lg_host_said
     if (lg_hosts_epoch(b, NULL) != epoch) return;
     for (int i = 0; i < LG_HOST_VERDICTS; i++) adopt(b, said->verdict[i]);
     if (h != hosts(b)->host) hear_info(c, said);
-    if (look(&c->said_in) != epoch) {
+    const bool is_first = look(&c->said_in) != epoch;
+    if (is_first) {
         atomic_store_explicit(&c->said_in, 0, memory_order_relaxed);
         atomic_thread_fence(memory_order_seq_cst); /* before the words of another life */
     }
     atomic_store_explicit(&c->asks, said->asks, memory_order_release);
-    atomic_store_explicit(&c->published, said->published, memory_order_release);
-    atomic_store_explicit(&c->exchanged, said->exchanged, memory_order_release);
-    atomic_store_explicit(&c->commit, said->commit, memory_order_release);
+    grow(&c->published, said->published, is_first);
+    grow(&c->exchanged, said->exchanged, is_first);
+    grow(&c->commit, said->commit, is_first);
     atomic_store_explicit(&c->said_in, epoch, memory_order_release);
 }
 

@@ -33,7 +33,8 @@
  *   card[h]          what host h said of itself last: exchange 0, of its own host from the board, of others from their
  *                    notes. `said_in` is the epoch in which it was said; 0 while the others are being written. A card
  *                    counts only when it was said in the present epoch, since a host that comes again begins anew. Within
- *                    one epoch its words only grow. Exchange 0 dying anywhere: its successor asks all hosts again.
+ *                    one epoch its words only grow, also when a card comes after a later one. Exchange 0 dying anywhere: its
+ *                    successor asks all hosts again.
  *                    Readers: the ranks, lgsup.
  *   card[h].info     {voids, valid samples, hash of keys} of step s at [s & 3]: those of a step are the same whoever
  *                    computes them, so they count whatever epoch they were said in. `of` is stored last, release. Host h
@@ -172,6 +173,8 @@ typedef enum lg_host_write {
 lg_host_write lg_hosts_write(lg_board *b, uint64_t state);
 /* Leader: have all members said that this checkpoint is published for them, too? Who leads ends last. */
 bool lg_hosts_published(lg_board *b, uint64_t state);
+/* Has host h said something in the present epoch? What it has said of verdicts stands on the board then. */
+bool lg_hosts_has_card(lg_board *b, int h);
 /* Has the present epoch come to rest? True when all members have state *ret_state and not all have exchanged that step:
  * without a host that is missing none of them will ever go on. A complete epoch never rests. */
 bool lg_hosts_settled(lg_board *b, uint64_t *ret_state);

@@ -3,9 +3,10 @@
  * What is known of a peer belongs to one life of its process and one session of its connection. When either changes, what
  * was under way between the two is given up and asked for again.
  *
- * A transport may never tell that a connection is lost, above all one that was cut off while it was being made. So every note
- * says which session of its reader's connection the writer hears: whoever is not heard for a while, or no longer, connects
- * again. The while is doubled each time, for a peer that is only slow. */
+ * A transport may never tell that a connection is lost, above all one that was cut off while it was being made; a note may be
+ * lost, too. So all is said again every REPEAT_MS, and every note says which session of its reader's connection the writer
+ * hears. A peer that is silent for SILENCE_MS is not heard any more, and what it has heard is not known. Whoever is
+ * not heard for a while connects again; the while is doubled each time, for a peer that is only slow. */
 #include "base/clock.h"
 #include "base/philox.h"
 #include "shm/commit.h"
@@ -14,6 +15,7 @@
 #include <string.h>
 
 enum { PATIENCE_MS = 250, PATIENCE_MOST_MS = 8000 };
+enum { REPEAT_MS = 250, SILENCE_MS = 3000 };
 enum { RETRY_MS = 20, CUT_OFF_MS = 30, STUCK_S = 3, MESSAGES_MAX = 1 << 16, SLICE_ALIGN = 16 };
 enum { SLICES_OF_HOST = 8, SLICE_LEAST = 1 << 18 };
 #define ID_BITS 47
@@ -174,7 +176,7 @@ bool lg_exchanger_send_note(lg_exchanger *x, int peer, const struct lg_note *not
         n->rank = (uint32_t)x->spec.rank;
         n->life = x->spec.life;
         n->session = p->my_session;
-        n->hears = p->session == p->cut_session ? 0 : p->session;
+        n->hears = p->session;
         *m =
             (struct lg_transfer){.tag = LG_TAG_NOTE, .data = n, .bytes = sizeof *n, .posted = true};
         x->out[i].peer = peer;
@@ -191,6 +193,7 @@ static void say_again(lg_exchanger *x, int h)
     struct lg_peer *p = &x->peer[h];
     for (int k = 0; k < LG_ASK_KINDS; k++) p->question[k].sent = false;
     p->card_sent = 0;
+    p->repeat_ns = x->spec.now() + REPEAT_MS * LG_MS_NS;
 }
 
 static void disconnect(lg_exchanger *x, int h)
@@ -213,8 +216,6 @@ static bool keep_connected(lg_exchanger *x, int h)
     }
     if (p->connected && !p->is_heard && now - p->connected_ns > p->patience_ms * LG_MS_NS) {
         p->patience_ms = LG_MIN(2 * p->patience_ms, PATIENCE_MOST_MS);
-        /* It may be the peer's connection that is silent: it is told that it is not heard. */
-        p->session = 0;
         disconnect(x, h);
     }
     if (!p->connected && now >= p->retry_ns) {
@@ -229,6 +230,15 @@ static bool keep_connected(lg_exchanger *x, int h)
         if (!p->patience_ms) p->patience_ms = PATIENCE_MS;
         p->my_session = lg_exchanger_random(x);
     }
+    if (p->session && now - p->heard_ns > SILENCE_MS * LG_MS_NS) {
+        p->session = 0;
+        p->is_heard = false;
+        p->connected_ns = now;
+    }
+    if (p->connected && now >= p->repeat_ns) {
+        p->greeted = false;
+        say_again(x, h);
+    }
     if (!p->connected || p->greeted) return false;
     p->greeted = lg_exchanger_send_note(x, h, &(struct lg_note){.kind = LG_NOTE_HELLO});
     return p->greeted;
@@ -237,6 +247,7 @@ static bool keep_connected(lg_exchanger *x, int h)
 static void heard(lg_exchanger *x, int h, const struct lg_note *n)
 {
     struct lg_peer *p = &x->peer[h];
+    p->heard_ns = x->spec.now();
     if (p->life == n->life && p->session == n->session) return;
     const bool is_first = !p->life, is_same = p->life == n->life;
     p->life = n->life;
@@ -336,7 +347,7 @@ static void leave(lg_exchanger *x)
         if (p->connected) disconnect(x, h);
         lg_exchanger_drop_questions(x, h);
         p->is_member = false;
-        p->life = p->session = p->cut_session = 0;
+        p->life = p->session = 0;
         p->retry_ns = 0;
         p->patience_ms = 0;
     }
@@ -383,22 +394,6 @@ static int follow_epoch(lg_exchanger *x)
     return epoch ? enter(x, &now) : 0;
 }
 
-void lg_exchanger_cut_off(lg_exchanger *x)
-{
-    const int64_t now = x->spec.now();
-    x->spec.transport->cut_off(x->transport);
-    /* What has come, and is not read yet, came in a session that is cut off now, and would make it count as heard. */
-    for (int i = 0; i < LG_NOTES; i++) x->in[i].transfer.failed |= x->in[i].transfer.done;
-    /* The peer may cut off as well, and is then not told that it is not heard: one of the two has to connect again. */
-    for (int h = 0; h < x->hosts; h++) {
-        struct lg_peer *p = &x->peer[h];
-        p->cut_session = p->session;
-        p->greeted = false;
-        p->is_heard = false;
-        p->connected_ns = now;
-    }
-}
-
 /* What has begun to come from a host that is gone never ends by itself. */
 static int watch_places(lg_exchanger *x, bool free)
 {
@@ -411,7 +406,7 @@ static int watch_places(lg_exchanger *x, bool free)
     if (!x->stuck_ns) x->stuck_ns = now;
     if (!x->has_cut_off && now - x->stuck_ns > CUT_OFF_MS * LG_MS_NS) {
         x->has_cut_off = true;
-        lg_exchanger_cut_off(x);
+        x->spec.transport->cut_off(x->transport);
     }
     if (now - x->stuck_ns > STUCK_S * LG_S_NS)
         return LG_FAIL(LG_ERR_TIMEOUT,

@@ -20,7 +20,9 @@
  * ask for s then does not live any more, or has asked in a life before and takes no answer.
  *
  * Notes say whom their writer hears: a connection that is lost in silence, which a transport may never tell, is made again by
- * who is not heard (exchanger.c).
+ * who is not heard (exchanger.c). A note may be lost all the same, or come when a later one has: those of a connection that
+ * was given up may still be under way. So all is said again after a while, and of a card's words, which only grow, the
+ * greatest counts.
  *
  * A host's exchange 0 also carries the cards. */
 #pragma once

@@ -48,8 +48,9 @@ struct lg_question {
 struct lg_peer {
     bool is_member, connected, greeted;
     int64_t retry_ns;       /* when to connect again */
+    int64_t repeat_ns;      /* when to say everything again */
     uint64_t life, session; /* its own, as it says; 0: not heard */
-    uint64_t cut_session;   /* the session that was cut off here */
+    int64_t heard_ns;       /* when its last note came */
     uint64_t my_session;
     bool is_heard;        /* by it, in my_session, as it says */
     int64_t connected_ns; /* since when it is not heard */
@@ -100,8 +101,6 @@ int lg_exchanger_has_left(const lg_exchanger *x, uint64_t step, size_t from);
 uint64_t lg_exchanger_state_pieces(const lg_exchanger *x, uint64_t state);
 struct lg_exchanger_state lg_exchanger_state_piece(const lg_exchanger *x, uint64_t state,
                                                    uint64_t i);
-/* All that comes from others ends, as failed; those who are still there are told, should their transport not tell them. */
-void lg_exchanger_cut_off(lg_exchanger *x);
 bool lg_exchanger_send_note(lg_exchanger *x, int peer, const struct lg_note *note);
 static inline bool lg_transfer_is_free(const struct lg_transfer *m)
 {

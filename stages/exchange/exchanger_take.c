@@ -196,6 +196,8 @@ static int take_state(lg_exchanger *x, const char **ret_why)
     *ret_why = "the leading host's state";
     if (from == x->me) return 0; /* nobody has it: lgsup must find another leader */
     if (x->fetched_to == pieces) {
+        /* With it come verdicts: whether this state is to be written. */
+        if (!lg_hosts_has_card(b, from)) return 0;
         LG_TRY(x->spec.written(x->spec.arg));
         lg_exchange_mark_fetched(b, x->spec.rank);
         return 1;

@@ -6,9 +6,10 @@
 #include <string.h>
 
 enum {
-    TURNS_LIMIT = 600000,
-    STANDSTILL = 120000, /* turns of a calm world without a commit */
-    DISTURBED = 40000,   /* turns after which nothing is disturbed any more */
+    TURNS_LIMIT = 2500000,
+    STANDSTILL = 140000,        /* turns of a calm world without a commit */
+    STANDSTILL_SILENT = 500000, /* where silence must be noticed first */
+    DISTURBED = 600,            /* turns until nothing is disturbed any more, or up to 64 times */
     TURN_NS = 20000,
 };
 
@@ -299,7 +300,7 @@ static void disturb(struct world *w)
         const int to = (int)sim_hosts_random(w, (uint64_t)w->hosts);
         w->cut[h->host][to] = true;
         if (sim_hosts_random(w, 2)) w->cut[to][h->host] = true;
-        w->heals_at = w->result->turns + sim_hosts_random(w, 3000);
+        w->heals_at = w->result->turns + (sim_hosts_random(w, 3000) << 2 * sim_hosts_random(w, 3));
         w->result->cuts++;
         return;
     }
@@ -344,11 +345,6 @@ static void exchange_turn(struct world *w, struct life *h, int r)
     }
     const int rc = lg_exchanger_step(n->x, &why);
     w->may_die = false;
-    if (rc == LG_ERR_TIMEOUT) {
-        lg_err_clear();
-        kill_exchange(h, r, false);
-        return;
-    }
     if (rc < 0) sim_hosts_fail(w, "host %d exchange %d: %s", h->host, r, lg_err_message());
 }
 
@@ -392,11 +388,29 @@ static void check_end(struct world *w)
     if (!w->has_written[final]) sim_hosts_fail(w, "the last state is not written");
 }
 
+/* What is known of a host is what it has done, or less. */
+static void check_cards(struct world *w)
+{
+    struct life *knows = w->host[sim_hosts_random(w, (uint64_t)w->hosts)];
+    lg_board *b = &knows->board;
+    const uint64_t epoch = lg_hosts_epoch(b, NULL);
+    for (int h = 0; h < w->hosts && knows->up; h++) {
+        const struct lg_host_card *c = &b->s->hosts.card[h];
+        struct lg_host_said is;
+        if (!epoch || !w->host[h]->up || atomic_load(&c->said_in) != epoch) continue;
+        if (lg_hosts_epoch(&w->host[h]->board, NULL) != epoch) continue;
+        if (!lg_hosts_say(&w->host[h]->board, epoch, &is)) continue;
+        if (atomic_load(&c->commit) > is.commit || atomic_load(&c->exchanged) > is.exchanged ||
+            atomic_load(&c->published) > is.published)
+            sim_hosts_fail(w, "host %d believes more of host %d than it has done", knows->host, h);
+    }
+}
+
 static void turn(struct world *w)
 {
     w->now += TURN_NS;
     w->result->turns++;
-    if (w->result->turns == DISTURBED) {
+    if (w->result->turns == w->calm_at) {
         w->calm = true;
         w->last_progress = w->result->turns;
     }
@@ -405,6 +419,7 @@ static void turn(struct world *w)
     if (!w->calm && sim_hosts_random(w, 120) == 0) disturb(w);
     end_victim(w);
     if (sim_hosts_random(w, 12) == 0) supervise(w);
+    if (sim_hosts_random(w, 12) == 0) check_cards(w);
     if (sim_hosts_random(w, 3) == 0) {
         sim_hosts_net_turn(w);
         return;
@@ -421,6 +436,8 @@ static void open_world(struct world *w)
     w->hosts = 2 + (int)sim_hosts_random(w, HOSTS - 1);
     w->ranks = 1 + (int)sim_hosts_random(w, RANKS);
     w->checkpoint_every = 1 + (int64_t)sim_hosts_random(w, 3);
+    w->is_silent = sim_hosts_random(w, 2);
+    w->calm_at = (uint64_t)DISTURBED << sim_hosts_random(w, 7);
     sim_hosts_make_reference(w);
     for (int h = 0; h < w->hosts; h++) bear(w, h, 0, false);
     new_epoch(w, lg_hosts_all(w->hosts));
@@ -479,7 +496,8 @@ void sim_hosts_run(const struct sim_hosts_options *options, struct sim_hosts_res
         open_world(w);
         while (!is_over(w)) {
             turn(w);
-            if (w->calm && ret->turns - w->last_progress > STANDSTILL) {
+            if (w->calm &&
+                ret->turns - w->last_progress > (w->is_silent ? STANDSTILL_SILENT : STANDSTILL)) {
                 tell_all(w);
                 sim_hosts_fail(w, "standstill");
             }

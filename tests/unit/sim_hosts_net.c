@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { NOTES_OF_A_LOSS = 50, KEPT_OF_NOTES = 8, TURNS_OF_AN_ECHO = 50 };
+
 struct lg_transport {
     struct node *node;
     struct connection *to[HOSTS];
@@ -56,21 +58,59 @@ static struct lg_transfer *place_for(struct node *n, const struct message *m)
     return NULL;
 }
 
+static void put(struct node *to, struct lg_transfer *place, const struct message *m)
+{
+    struct lg_note *note = place->data;
+    memcpy(note, m->note, m->bytes);
+    if (sim_hosts_is(to->w, SIM_HOSTS_OLD_EPOCHS))
+        note->epoch = lg_hosts_epoch(&to->of->board, NULL);
+    finish(place, false);
+    to->happened = true;
+}
+
+/* A note is lost, though its connection stands; or it comes and is kept, to come again one day (echo). False: it waits for a
+ * place. */
+static bool deliver_note(struct connection *c)
+{
+    struct world *w = c->to->w;
+    const struct message *m = &c->queue[0];
+    struct lg_transfer *place;
+    if (sim_hosts_random(w, NOTES_OF_A_LOSS)) {
+        place = place_for(c->to, m);
+        if (!place) return false;
+        put(c->to, place, m);
+        const uint64_t at = sim_hosts_random(w, KEPT_OF_NOTES * ECHOES);
+        if (at < ECHOES)
+            w->echo[at] = (struct echo){.to = c->to->of->host, .rank = c->to->rank, .note = *m};
+    }
+    pop(c, false);
+    return true;
+}
+
+/* A note comes again, or late, whoever has the place of its reader now: one of a connection that was given up may, or of a
+ * process that is dead. */
+static void echo(struct world *w)
+{
+    const struct echo *e = &w->echo[sim_hosts_random(w, ECHOES)];
+    struct life *of = w->host[e->to];
+    struct node *to = of->up ? of->node[e->rank] : NULL;
+    struct lg_transfer *place = e->note.bytes && to && to->alive ? place_for(to, &e->note) : NULL;
+    if (place) put(to, place, &e->note);
+}
+
 /* False: it waits for a place. */
 static bool deliver(struct connection *c)
 {
     struct message *m = &c->queue[0];
-    const char *from = m->sent ? m->sent->data : m->note;
+    if (m->tag & LG_TAG_NOTE) return deliver_note(c);
+    const char *from = m->sent->data;
     const size_t half = m->bytes / 2;
     if (!m->place) {
         m->place = place_for(c->to, m);
-        if (!m->place && (m->tag & LG_TAG_NOTE)) return false;
         if (!m->place) {
             pop(c, false);
             return true;
         }
-        if (sim_hosts_is(c->to->w, SIM_HOSTS_OLD_EPOCHS) && (m->tag & LG_TAG_NOTE))
-            ((struct lg_note *)m->note)->epoch = lg_hosts_epoch(&c->to->of->board, NULL);
         if (m->place->bytes != m->bytes) {
             finish(m->place, true);
             m->place = NULL;
@@ -78,9 +118,8 @@ static bool deliver(struct connection *c)
             return true;
         }
         memcpy(m->place->data, from, half);
-        if (sim_hosts_is(c->from->w, SIM_HOSTS_DONE_EARLY) && !(m->tag & LG_TAG_NOTE))
-            m->place->done = true;
-        if (!(m->tag & LG_TAG_NOTE)) return true;
+        if (sim_hosts_is(c->from->w, SIM_HOSTS_DONE_EARLY)) m->place->done = true;
+        return true;
     }
     memcpy((char *)m->place->data + half, from + half, m->bytes - half);
     finish(m->place, false);
@@ -92,6 +131,7 @@ static bool deliver(struct connection *c)
 
 void sim_hosts_net_turn(struct world *w)
 {
+    if (!w->calm && sim_hosts_random(w, TURNS_OF_AN_ECHO) == 0) echo(w);
     const int most = 4 * HOSTS * HOSTS * RANKS; /* few are in use, and those are the first */
     const int first = (int)sim_hosts_random(w, (uint64_t)most);
     for (int i = 0; i < CONNECTIONS; i++) {
@@ -119,7 +159,7 @@ void sim_hosts_net_fail_one(struct world *w)
     if (!c->used || c->failed) return;
     w->result->failures++;
     if (c->to && c->to->alive && c->to->x && c->to->x->transport && sim_hosts_random(w, 2)) {
-        lg_exchanger_cut_off(c->to->x);
+        c->to->x->spec.transport->cut_off(c->to->x->transport);
         return;
     }
     drop_all(c);
@@ -207,7 +247,8 @@ static int net_connect(lg_transport *t, int peer, const char *address, uint32_t 
                                  .from_host = t->node->of->host,
                                  .to_host = of->host,
                                  .peer = peer,
-                                 .silent = sim_hosts_random(w, 32) == 0, /* lost as it is made */
+                                 .silent = w->is_silent &&
+                                           sim_hosts_random(w, 32) == 0, /* lost as it is made */
                                  .queue = queue};
         if (!c->to && of->up) c->failed = true; /* nobody listens */
         t->to[peer] = c;
@@ -273,7 +314,7 @@ static void net_cut_off(lg_transport *t)
         if (!c->used || c->to != t->node) continue;
         drop_all(c);
         if (c->failed) continue;
-        c->silent = sim_hosts_random(w, 2);
+        c->silent = w->is_silent && sim_hosts_random(w, 2);
         c->failed = !c->silent;
         if (c->from) c->from->happened = true;
     }

@@ -16,6 +16,7 @@ enum {
     LIVES = 64,  /* of hosts, in one run */
     CONNECTIONS = 512,
     QUEUE = 96,
+    ECHOES = 16,
 };
 
 struct world;
@@ -51,6 +52,12 @@ struct connection {
     int from_host, to_host, peer;
     int n;
     struct message *queue; /* (QUEUE) */
+};
+
+/* A note that has come, and comes again. */
+struct echo {
+    int to, rank; /* host */
+    struct message note;
 };
 
 struct rank_memory {
@@ -91,6 +98,7 @@ struct world {
     uint64_t rng, now;
     int hosts, ranks;
     int64_t checkpoint_every;
+    bool is_silent; /* connections are lost of which their makers hear nothing */
     bool has_written[STEPS + 1];
     unsigned verdict[STEPS];  /* 0: none yet */
     struct life *host[HOSTS]; /* the present life of each number */
@@ -108,6 +116,8 @@ struct world {
     int n_nodes;
     struct reference ref;
     uint64_t last_progress;
+    struct echo echo[ECHOES];
+    uint64_t calm_at;
     bool calm; /* nothing is disturbed any more */
     uint64_t drained_to;
 };

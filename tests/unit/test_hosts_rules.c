@@ -180,6 +180,31 @@ static void test_rest_is_of_this_epoch(void **state)
     assert_int_equal(rest, STATE);
 }
 
+/* All have exchanged the step, and will update. A card from before that, by a connection that was given up, comes last: who
+ * believed it would call the survivors settled in a state that they are about to leave. */
+static void test_late_card_takes_nothing_back(void **state)
+{
+    (void)state;
+    uint64_t rest;
+    struct lg_host_said done = at(STATE);
+    done.exchanged = done.published = lg_mark_of(STATE);
+    begin();
+    enter(2, WITHOUT_2, 0);
+    hear(ME, 2, done);
+    hear(0, 2, at(STATE));
+    assert_true(lg_hosts_settled(&g_board, &rest));
+    hear(0, 2, done);
+    assert_false(lg_hosts_settled(&g_board, &rest));
+    hear(0, 2, at(STATE));
+    assert_false(lg_hosts_settled(&g_board, &rest));
+    assert_true(lg_hosts_have_exchanged(&g_board, STATE));
+    assert_int_equal(lg_hosts_write(&g_board, STATE), LG_HOST_WRITTEN);
+    hear(0, 2, at(STATE + 1));
+    hear(0, 2, done);
+    assert_false(
+        lg_hosts_settled(&g_board, &rest)); /* host 0 has state STATE + 1, this one STATE */
+}
+
 /* Of the leader of the epoch before it was known that it had the files; the new one has not said so. */
 static void test_files_of_this_epochs_leader(void **state)
 {
@@ -202,9 +227,13 @@ static void test_files_of_this_epochs_leader(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_new_leader_adopts),     TEST(test_new_leader_decides),
-        TEST(test_leader_again),          TEST(test_former_life_is_not_believed),
-        TEST(test_rest_is_of_this_epoch), TEST(test_files_of_this_epochs_leader),
+        TEST(test_new_leader_adopts),
+        TEST(test_new_leader_decides),
+        TEST(test_leader_again),
+        TEST(test_former_life_is_not_believed),
+        TEST(test_rest_is_of_this_epoch),
+        TEST(test_late_card_takes_nothing_back),
+        TEST(test_files_of_this_epochs_leader),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -69,12 +69,13 @@ static void test_honest(void **state)
     assert_true(g_sum.failures > runs && g_sum.drains > 0);
 }
 
-/* Connections that go silent, of which the transport tells nobody: one that had been heard, and the peer's own is not heard for
- * it; ones that are cut off with a note unread, by which they would count as heard; two that are cut off at the same time. */
-static void test_silent_connections(void **state)
+/* Connections that go silent, of which the transport tells nobody: as one is made; one that had been heard; two of the same two
+ * at once. Notes that are lost: one of many; a leader's only card, with whose verdicts a host that comes would have learned that
+ * its state is to be written. */
+static void test_what_is_lost_in_silence(void **state)
 {
     (void)state;
-    const uint64_t seeds[] = {17102523, 17104769, 17104409, 411, 1799};
+    const uint64_t seeds[] = {9, 24, 2015, 2305, 3, 107362};
     for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++) {
         char why[256] = "";
         if (!run(&(struct seeds_run){.seed = seeds[i]}, why, sizeof why))
@@ -93,7 +94,7 @@ int main(int argc, char **argv)
     int code = seeds_replay(argc, argv, &g_spec);
     if (code >= 0) return code;
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_honest),
-                                       cmocka_unit_test(test_silent_connections),
+                                       cmocka_unit_test(test_what_is_lost_in_silence),
                                        cmocka_unit_test(test_plants)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
