@@ -205,6 +205,14 @@ static void disconnect(lg_exchanger *x, int h)
     say_again(x, h);
 }
 
+/* Is a note to it under way? Those to a host that takes none must not fill the places of all others'. */
+static bool is_telling(const lg_exchanger *x, int h)
+{
+    for (int i = 0; i < LG_NOTES; i++)
+        if (x->out[i].peer == h && !lg_transfer_is_free(&x->out[i].transfer)) return true;
+    return false;
+}
+
 static bool keep_connected(lg_exchanger *x, int h)
 {
     struct lg_peer *p = &x->peer[h];
@@ -235,7 +243,7 @@ static bool keep_connected(lg_exchanger *x, int h)
         p->is_heard = false;
         p->connected_ns = now;
     }
-    if (p->connected && now >= p->repeat_ns) {
+    if (p->connected && now >= p->repeat_ns && !is_telling(x, h)) {
         p->greeted = false;
         say_again(x, h);
     }
