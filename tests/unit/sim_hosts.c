@@ -6,8 +6,8 @@
 #include <string.h>
 
 enum {
-    TURNS_LIMIT = 2500000,
-    STANDSTILL = 140000,        /* turns of a calm world without a commit */
+    TURNS_LIMIT = 1200000,
+    STANDSTILL = 120000,        /* turns of a calm world without a commit */
     STANDSTILL_SILENT = 500000, /* where silence must be noticed first */
     DISTURBED = 600,            /* turns until nothing is disturbed any more, or up to 64 times */
     TURN_NS = 20000,

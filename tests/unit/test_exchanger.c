@@ -181,11 +181,47 @@ static void test_all_is_said_again(void **state)
     assert_in_range(notes, 4 * (rounds - 1), 4 * (rounds + 2)); /* HELLO, CARD, PART, TOTAL */
 }
 
+static void hear_ask(uint64_t epoch)
+{
+    const struct lg_note note = {.magic = LG_NOTE_MAGIC,
+                                 .kind = LG_NOTE_ASK,
+                                 .epoch = epoch,
+                                 .host = 1,
+                                 .life = 7,
+                                 .session = 8,
+                                 .of.ask = {.id = 9}};
+    struct lg_transfer *m = &g_x->in[g_x->next_note].transfer;
+    assert_int_equal(m->bytes, sizeof note);
+    *(struct lg_note *)m->data = note;
+    m->done = true;
+    pass(TURN_MS);
+}
+
+/* A host that is shut out, or is not in this epoch yet, is not answered, and is not taken for the one that has its number. */
+static void test_other_epochs_are_not_heard(void **state)
+{
+    (void)state;
+    const struct lg_hosts_record e = {.formation = 1, .number = 2, .members = lg_hosts_all(HOSTS)};
+    const struct lg_peer *p = &g_x->peer[1];
+    lg_hosts_enter(&g_board, &e);
+    pass(TURN_MS);
+    hear_ask(1);
+    assert_int_equal(p->life, 0);
+    assert_int_equal(p->answer[LG_ASK_PART].asked.id, 0);
+    hear_ask(3);
+    assert_int_equal(p->life, 0);
+    assert_int_equal(p->answer[LG_ASK_PART].asked.id, 0);
+    hear_ask(2);
+    assert_int_equal(p->life, 7);
+    assert_int_equal(p->answer[LG_ASK_PART].asked.id, 9);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_all, close_all)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {TEST(test_deaf_host_keeps_few_places),
-                                       TEST(test_all_is_said_again)};
+                                       TEST(test_all_is_said_again),
+                                       TEST(test_other_epochs_are_not_heard)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
