@@ -93,7 +93,8 @@ template <typename T, int D> struct key_side {
     using L = backward_layout<D>;
     using DQ = dq_parts<D>;
     static constexpr int QUERIES = L::QUERIES, S = QUERIES / 2, P = QUERIES / 4;
-    static constexpr bool TWICE = D > 64; /* P in T and in fp16 */
+    static constexpr bool TWICE = D > 64;    /* P in T and in fp16 */
+    static constexpr bool FROM_SUMS = TWICE; /* dP^T - r begins at -r (d = 64: 1 % slower) */
     const backward_args &a;
     uint32_t shared, ds; /* ds: where the thread's warp writes dS^T */
     int n = 0, m = 0;    /* items and steps that were */
@@ -113,14 +114,16 @@ template <typename T, int D> struct key_side {
     {
         return shared + at + m % 2 * bytes;
     }
-    /* x = the group's 64 rows of a tile of keys times a block's rows, transposed; begun. */
-    __device__ __forceinline__ void begin_rows(float (&x)[S], uint32_t keys, uint32_t block) const
+    /* x (+)= the group's 64 rows of a tile of keys times a block's rows, transposed; begun. */
+    __device__ __forceinline__ void begin_rows(float (&x)[S], uint32_t keys, uint32_t block,
+                                               bool add) const
     {
         uint32_t k = tile_start<KEYS>(keys, group * ROWS), b = tile_start<QUERIES>(block, 0);
         products_begin();
 #pragma unroll
         for (int s = 0; s < panels<D>::STEPS; s++)
-            tensor_core<T>::scores(x, columns_at<KEYS>(k, s), columns_at<QUERIES>(b, s), s > 0);
+            tensor_core<T>::scores(x, columns_at<KEYS>(k, s), columns_at<QUERIES>(b, s),
+                                   add || s > 0);
         if (panels<D>::REST)
             tensor_core<T>::scores(
                 x, left_rest(rest_of<D, KEYS>(keys, group * ROWS), shared + L::NOTHING),
@@ -142,6 +145,12 @@ template <typename T, int D> struct key_side {
                                              rest_rows_at(rest_of<D, QUERIES>(block, 0), s));
         }
         products_end();
+    }
+    static __device__ __forceinline__ float2 two_floats(uint32_t at)
+    {
+        float2 x;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+        return x;
     }
     /* P^T of S^T: p rounded to T, with d > 64 w to fp16. */
     __device__ __forceinline__ void weights(uint32_t (&p)[P], uint32_t (&w)[P], float (&s)[S],
@@ -165,32 +174,38 @@ template <typename T, int D> struct key_side {
             }
         }
     }
-    /* g = dS^T of P^T and dP^T, rounded; also to shared memory. */
+    /* x = the block's values at `at`, of which the thread's columns have one each. */
+    static __device__ __forceinline__ void spread(float (&x)[S], uint32_t at)
+    {
+#pragma unroll
+        for (int j = 0; j < S / 4; j++) {
+            float2 r = two_floats(at + j * 32);
+            x[4 * j] = x[4 * j + 2] = r.x, x[4 * j + 1] = x[4 * j + 3] = r.y;
+        }
+    }
+    /* g = dS^T of P^T and dP^T (FROM_SUMS: less r), rounded; also to shared memory. */
     __device__ __forceinline__ void score_gradients(uint32_t (&g)[P], const uint32_t (&weights)[P],
-                                                    const float (&dp)[S], uint32_t sums,
+                                                    const float (&dp)[S], uint32_t minus_sums,
                                                     uint32_t to) const
     {
         constexpr int STEPS = QUERIES / 16;
-        float2 next[2] = {two_floats(sums), two_floats(sums + 32)};
+        float2 next[2] = {};
+        if (!FROM_SUMS) next[0] = two_floats(minus_sums), next[1] = two_floats(minus_sums + 32);
 #pragma unroll
         for (int c = 0; c < STEPS; c++) { /* 16 queries */
             float2 l[2] = {next[0], next[1]};
 #pragma unroll
             for (int k = 0; k < 2 && c + 1 < STEPS; k++) /* which do not pass the store below */
-                next[k] = two_floats(sums + (2 * c + 2 + k) * 32);
+                if (!FROM_SUMS) next[k] = two_floats(minus_sums + (2 * c + 2 + k) * 32);
 #pragma unroll
             for (int i = 4 * c; i < 4 * c + 4; i++) {
                 float2 w = two<std::conditional_t<TWICE, fp16, T>>(weights[i]), r = l[i / 2 % 2];
-                g[i] = packed(w.x * (dp[2 * i] - r.x), w.y * (dp[2 * i + 1] - r.y), T());
+                float x = dp[2 * i], y = dp[2 * i + 1];
+                if (!FROM_SUMS) x += r.x, y += r.y;
+                g[i] = packed(w.x * x, w.y * y, T());
             }
             store_matrices((to ^ 2 * c % 8 * 16) + c / 4 * DS_PANEL, g + 4 * c);
         }
-    }
-    static __device__ __forceinline__ float2 two_floats(uint32_t at)
-    {
-        float2 x;
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
-        return x;
     }
     /* Of a block of queries: P^T, dV, dS^T to shared memory, dK. No product is under way at the end: around a loop ptxas
      * would serialise all of them (C7514), and there are no registers for more than S or dP beside dK and dV (C7512). */
@@ -198,19 +213,20 @@ template <typename T, int D> struct key_side {
     {
         float s[S], dp[S];
         uint32_t p[P], w[P], g[P], dout = block(L::DOUT, L::Q_TILE);
+        uint32_t minus_sums = block(L::SUMS, QUERIES * 4) + lane % 4 * 8;
         wait_came<2>(shared + L::Q_CAME, m);
-        begin_rows(s, k_tile(), block(L::Q, L::Q_TILE));
+        begin_rows(s, k_tile(), block(L::Q, L::Q_TILE), false);
         products_wait<0>();
         settled(s);
         weights(p, w, s, block(L::LSE, QUERIES * 4) + lane % 4 * 8, keys);
         wait_came<2>(shared + L::DOUT_CAME, m);
-        begin_rows(dp, k_tile() + L::V - L::K, dout);
+        if (FROM_SUMS) spread(dp, minus_sums);
+        begin_rows(dp, k_tile() + L::V - L::K, dout, FROM_SUMS);
         begin_adding(dv, p, dout);
         products_wait<1>();
         settled(dp);
         wait_free<2>(shared + L::DS_CAME, m);
-        score_gradients(g, TWICE ? w : p, dp, block(L::SUMS, QUERIES * 4) + lane % 4 * 8,
-                        ds + m % 2 * L::DS_TILE);
+        score_gradients(g, TWICE ? w : p, dp, minus_sums, ds + m % 2 * L::DS_TILE);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         warp_arrive(came<2>(shared + L::DS_CAME, m));
         begin_adding(dk, g, block(L::Q, L::Q_TILE));

@@ -140,7 +140,7 @@ static __device__ __forceinline__ void produce(const backward_args &a, uint32_t 
             wait_free<2>(shared + L::DOUT_CAME, m);
             mbarrier_expect(barrier, L::Q_TILE + L::QUERIES * 4);
             fetch_tile<D, L::QUERIES>(shared + L::DOUT + stage * L::Q_TILE, a.dout, at, barrier);
-            fetch_floats(shared + L::SUMS + stage * L::QUERIES * 4, a.scratch.sums + rows,
+            fetch_floats(shared + L::SUMS + stage * L::QUERIES * 4, a.scratch.minus_sums + rows,
                          L::QUERIES, barrier);
         }
     }

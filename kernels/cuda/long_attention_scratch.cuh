@@ -25,7 +25,7 @@ template <typename T> constexpr float weight_factor = 1 << WEIGHT_EXPONENT<T>;
 struct scratch_memory {
     float *dq; // (heads, blocks, halves, N / 8, threads, 4)
     float *minus_lse,
-        *sums; // (heads, blocks QUERIES): -lse log2 e, and log2 of the factor; and rows' sums of dout o; -inf and 0 beyond Tq
+        *minus_sums; // (heads, blocks QUERIES): -lse log2 e, and log2 of the factor; and -(rows' sums of dout o); -inf and 0 beyond Tq
     uint32_t *added; // (heads, blocks): how many parts are in dq; then the number of the next item
     float *dkv; // (dK and dV, parts, heads, halves of tiles of keys, D / 8, threads, 4), or nothing
     size_t bytes;
@@ -61,9 +61,9 @@ static scratch_memory scratch_of(const struct lg_attention_backward_args *a, voi
 /* ---- before ---- */
 
 template <typename T> struct before_args {
-    const T *dout, *o, *o_low; // (B, Tq, H, D), o_low or NULL
-    const float *lse;          // (B, H, Tq)
-    float *minus_lse, *sums;   // (B, H, rows)
+    const T *dout, *o, *o_low;     // (B, Tq, H, D), o_low or NULL
+    const float *lse;              // (B, H, Tq)
+    float *minus_lse, *minus_sums; // (B, H, rows)
     uint32_t *counters;
     int64_t counts; /* of those */
     int Tq, H, rows;
@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(SMALL_THREADS) before_kernel(const befo
     for (int o = LANES<D> / 2; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffff, sum, o);
     if (n >= a.all || threadIdx.x % LANES<D>) return;
     int64_t to = (b * a.H + h) * a.rows + t;
-    a.sums[to] = sum;
+    a.minus_sums[to] = -sum;
     a.minus_lse[to] =
         there ? WEIGHT_EXPONENT<T> - LOG2_E * a.lse[(b * a.H + h) * a.Tq + t] : -INFINITY;
 }
@@ -115,7 +115,7 @@ static void prepare(cudaStream_t stream, const struct lg_attention_backward_args
                         (const T *)a->o_low.data,
                         (const float *)a->lse.data,
                         m.minus_lse,
-                        m.sums,
+                        m.minus_sums,
                         m.added,
                         heads * blocks + 1,
                         Tq,
