@@ -20,7 +20,7 @@
  *
  * A head's bits depend on nothing but its rows. Of 16 B H T^2 bits at T = 4096, d = 64, B H = 64 there are 275
  * GFLOP (0.35 ms at 790 TFLOP/s) and 1.07 G exponentials (0.30 ms at 16 a clock and multiprocessor, 1.7 GHz).
- * Tried: a polynomial for an eighth of the exponentials (9 % slower), sums of weights by the tensor cores (17 % slower),
+ * Tried: a polynomial for an eighth of the exponentials (9 % slower), sums of weights by the tensor cores (12 to 23 %),
  * no turns (2 to 5 % slower), turns given only when scores have come (d = 72: 6 % slower). */
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/long_attention.h"
