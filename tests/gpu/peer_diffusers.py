@@ -1,11 +1,13 @@
 # Peer for throughput: diffusers' own classes as a training script uses them, where peer_mmdit.py and peer_ltx.py are nets written for
 # speed (q, k, v in one product): FLUX.1-dev with a LoRA of rank 16 on its attentions, computed as peft does, SD3.5-medium and
 # LTX-Video's transformer with all weights trained. bf16 autocast, torch.compile block by block (diffusers' "regional compilation"),
-# fused AdamW, without EMA (as bench_step_cuda). Random weights.
+# fused AdamW, without EMA (as bench_step_cuda). Random weights. Timed without and with clip_grad_norm_, which diffusers' own training
+# scripts call in every step; bench_step_cuda computes the gradients' norm in each.
 # Usage: python3 peer_diffusers.py flux-lora|sd35m SIDE BATCH [WAYS]     SIDE: of the latent (128: 1024 px)
 #        python3 peer_diffusers.py ltx FRAMESxHEIGHTxWIDTH BATCH [WAYS]  of the latent: 13x12x16 has 2,496 tokens, 16x25x40 16,000
-#        WAYS: backends of SDPA, of cudnn,flash (default both); `tiny` in place of a side: a small net on the CPU, to try the script
-# Prints one line per SDPA backend: ms/step, samples/s, peak GiB. Compare against the best line.
+#        WAYS: backends of SDPA, of cudnn,flash (default both; PyTorch 2.11 itself takes cudnn on an H200)
+#        `tiny` in place of a side: a small net on the CPU, to try the script
+# Prints two lines per SDPA backend, without and with clipping: ms/step, samples/s, peak GiB. Compare against the best line.
 import sys
 
 import torch
@@ -92,34 +94,38 @@ def bench(make, size, batch, sdpa, iterations):
             part.compile()
     x, target = torch.randn(shape, **LIKE), torch.randn(shape, device=DEVICE)
 
-    def step():
+    def step(clip=False):
         with torch.autocast(DEVICE, torch.bfloat16):
             out = net(x, return_dict=False, **more)[0]
         F.mse_loss(out.float(), target).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     with sdpa_kernel(sdpa):
-        for _ in range(4):
-            step()
+        for i in range(4):
+            step(clip=i == 3)
         if TINY:
             print(sys.argv[1], "trains", sum(p.numel() for p in trained), "of", sum(p.numel() for p in net.parameters()))
             return
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        times = []
-        for _ in range(iterations):
-            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            a.record()
-            step()
-            b.record()
-            b.synchronize()
-            times.append(a.elapsed_time(b))
-    times.sort()
-    ms = times[len(times) // 2]
-    print(f"diffusers {sys.argv[1]} {sys.argv[2]} B={batch} trained={sum(p.numel() for p in trained) / 1e6:.1f} M of "
-          f"{sum(p.numel() for p in net.parameters()) / 1e6:.1f} M sdpa={[b.name for b in sdpa]}: {ms:.1f} ms/step "
-          f"({times[0]:.1f} to {times[-1]:.1f}) {batch / ms * 1e3:.2f} samples/s  peak {torch.cuda.max_memory_allocated() / 2 ** 30:.1f} GiB", flush=True)
+        for clip in (False, True):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            times = []
+            for _ in range(iterations):
+                a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                a.record()
+                step(clip)
+                b.record()
+                b.synchronize()
+                times.append(a.elapsed_time(b))
+            times.sort()
+            ms = times[len(times) // 2]
+            print(f"diffusers {sys.argv[1]} {sys.argv[2]} B={batch} trained={sum(p.numel() for p in trained) / 1e6:.1f} M of "
+                  f"{sum(p.numel() for p in net.parameters()) / 1e6:.1f} M sdpa={[b.name for b in sdpa]}{' clipped' if clip else ''}: "
+                  f"{ms:.1f} ms/step ({times[0]:.1f} to {times[-1]:.1f}) {batch / ms * 1e3:.2f} samples/s  "
+                  f"peak {torch.cuda.max_memory_allocated() / 2 ** 30:.1f} GiB", flush=True)
 
 
 if __name__ == "__main__":
