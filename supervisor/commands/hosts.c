@@ -1,16 +1,19 @@
 /* Several hosts, from the command line; see hosts.h. */
 #include "supervisor/commands/hosts.h"
 #include "base/clock.h"
+#include "base/printable.h"
 #include "supervisor/commands/answerer.h"
 #include "supervisor/commands/order.h"
+#include "supervisor/run/signals.h"
 #include "supervisor/run/terminal.h"
+#include "supervisor/run/waiting.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { ASK_MS = 1000, SAY_EVERY = 30, PART_LOOK_MS = 50 };
+enum { ASK_MS = 200, FIRST_SAY = 4, SAY_EVERY = 150, PART_LOOK_MS = 50 }; /* asks */
 
 static void take_over(lg_run *r, const struct lg_cluster_place *p)
 {
@@ -30,7 +33,17 @@ static void let_parent_go(const struct lg_hosts_waiting *how)
     (void)ignored;
 }
 
-static int wait_for_others(lg_cluster *c, const struct lg_hosts_waiting *how,
+/* Has a signal come that ends a run? */
+static bool is_told_to_stop(void)
+{
+    const sigset_t set = lg_signals();
+    const struct timespec now = {0};
+    siginfo_t info;
+    const int number = sigtimedwait(&set, &info, &now);
+    return number > 0 && (number != SIGHUP || lg_signals_asks_drain(info.si_code));
+}
+
+static int wait_for_others(lg_run *r, lg_cluster *c, const struct lg_hosts_waiting *how,
                            struct lg_cluster_place *ret)
 {
     char what[300], said[300] = "";
@@ -39,9 +52,16 @@ static int wait_for_others(lg_cluster *c, const struct lg_hosts_waiting *how,
         if (rc == LG_ERR_STOP) return rc;
         LG_TRY(rc);
         if (rc == 1) return 0;
+        if (is_told_to_stop()) {
+            *ret = (struct lg_cluster_place){.host = -1};
+            return LG_ERR_STOP;
+        }
+        if (n < FIRST_SAY) continue; /* those that are there find each other sooner */
         lg_cluster_waits_for(c, what, sizeof what);
-        if (n == 0) let_parent_go(how);
-        if ((!how->quiet || how->ready_fd >= 0) && (n % SAY_EVERY == 0 || strcmp(what, said) != 0))
+        const bool is_new = strcmp(what, said) != 0;
+        if (is_new) lg_waiting_say(r, what);
+        if (n == FIRST_SAY) let_parent_go(how);
+        if ((!how->quiet || how->ready_fd >= 0) && (is_new || n % SAY_EVERY == FIRST_SAY))
             lg_terminal_say(STDOUT_FILENO, "%s\n", what);
         memcpy(said, what, sizeof said);
     }
@@ -60,10 +80,13 @@ int lg_hosts_join(lg_run *r, const struct lg_hosts_waiting *how, struct lg_clust
     memcpy(spec.origin.data, r->data, sizeof r->data);
     LG_TRY(lg_answerer_make(r->dir, &spec.answerer));
     LG_TRY(lg_cluster_open(&spec, ret_cluster));
-    const int rc = wait_for_others(*ret_cluster, how, ret);
+    lg_signals_hold(true);
+    const int rc = wait_for_others(r, *ret_cluster, how, ret);
+    lg_signals_hold(false);
     if (rc < 0) lg_cluster_close(ret_cluster);
     if (rc == LG_ERR_STOP) return rc;
     LG_TRY(rc);
+    lg_waiting_forget(r);
     take_over(r, ret);
     if (!how->quiet)
         lg_terminal_say(STDOUT_FILENO, "host %d of %d, from step %" PRIu64 "\n", ret->host,
@@ -125,9 +148,14 @@ static void show(lg_board *b)
 int lg_hosts_command(const char *dir, bool take)
 {
     char path[LG_PATH_BYTES];
+    struct lg_waiting waiting;
     lg_board *b = NULL;
     if (take) {
         LG_TRY(lg_order_take(dir));
+        return 0;
+    }
+    if (lg_waiting_read(dir, &waiting)) {
+        lg_print(stdout, "%s\n", waiting.what);
         return 0;
     }
     LG_TRY(lg_path(path, "%s/board", dir));

@@ -8,7 +8,8 @@ struct lg_hosts_waiting {
     int ready_fd; /* of a start that is detached: 0 is written here when others are waited for; -1 */
 };
 /* Of a run of several hosts: waits until this machine is a host, and takes over what all begin with: number, start
- * step, data set. LG_ERR_STOP: the run has ended without it. *ret_cluster stays NULL, and *ret 0, where there is one host. */
+ * step, data set. LG_ERR_STOP: the run has ended without it, or (ret->host < 0) a signal says that this machine is to wait no
+ * longer; that is what DIR/waiting then still says. *ret_cluster stays NULL, and *ret 0, where there is one host. */
 int lg_hosts_join(lg_run *r, const struct lg_hosts_waiting *how, struct lg_cluster_place *ret,
                   lg_cluster **ret_cluster);
 /* There is nothing to do for any host: tells the others so, and leaves when they know. */

@@ -7,6 +7,7 @@
 #include "supervisor/core/former.h"
 #include "supervisor/launch/launcher.h"
 #include "supervisor/run/processes.h"
+#include "supervisor/run/waiting.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,7 +86,8 @@ static int remove_traces(lg_run *r)
 static int stop_kill(lg_run *r, struct lg_process *found)
 {
     int n;
-    LG_TRY(lg_run_is_there(r->dir));
+    struct lg_waiting waiting;
+    if (!lg_waiting_read(r->dir, &waiting)) LG_TRY(lg_run_is_there(r->dir));
     LG_TRY(lg_former_check_copy(r));
     LG_TRY(kill_all(r, found, &n));
     LG_TRY(remove_traces(r));

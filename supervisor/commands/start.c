@@ -16,6 +16,7 @@
 #include "supervisor/run/folder.h"
 #include "supervisor/run/processes.h"
 #include "supervisor/run/terminal.h"
+#include "supervisor/run/waiting.h"
 #include "supervisor/views/status.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -186,7 +187,10 @@ static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
     const struct lg_hosts_waiting how = {.quiet = quiet, .ready_fd = ready_fd};
     int rc = lg_hosts_join(r, &how, &among, &spec.cluster);
     if (rc == LG_ERR_STOP) {
-        if (!quiet) lg_terminal_say(STDOUT_FILENO, "the run has ended without this machine\n");
+        if (!quiet && among.host < 0)
+            lg_terminal_say(STDOUT_FILENO, "stopped while it waited: no step was made here\n");
+        else if (!quiet)
+            lg_terminal_say(STDOUT_FILENO, "the run has ended without this machine\n");
         *ret_exit = 0;
         return 0;
     }
@@ -242,6 +246,7 @@ static int set_aside(lg_run *r, lg_config *config, bool quiet, int ready_fd)
 static int start_locked(lg_run *r, lg_config **config, bool quiet, int ready_fd, int *ret_exit)
 {
     bool adopted;
+    lg_waiting_forget(r);
     LG_TRY(lg_folder_finish_aside(r));
     LG_TRY(lg_park_resume(&(struct lg_park_start){r, config, quiet, ready_fd}, &adopted, ret_exit));
     if (adopted) return 0;

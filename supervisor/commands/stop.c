@@ -9,6 +9,7 @@
 #include "supervisor/core/park.h"
 #include "supervisor/launch/systemd.h"
 #include "supervisor/run/signals.h"
+#include "supervisor/run/waiting.h"
 #include "supervisor/views/status.h"
 #include <inttypes.h>
 #include <poll.h>
@@ -48,6 +49,10 @@ static void wait_for_end(const lg_run *r, int pidfd)
 
 static int report(const char *dir, int *ret_exit)
 {
+    if (lg_waiting_was_last(dir)) {
+        lg_print(stdout, "%s: it waited for the other hosts, and made no step\n", dir);
+        return 0;
+    }
     struct lg_status *st = malloc(sizeof *st);
     if (!st) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the status");
     int rc = lg_status_read(dir, st);
@@ -140,9 +145,9 @@ static int stop_unit(lg_run *r, int *ret_exit)
 
 static int stop(lg_run *r, int *ret_exit)
 {
-    LG_TRY(lg_run_is_there(r->dir));
     int pidfd = lg_run_holder(r->dir, NULL);
     if (pidfd < 0) {
+        LG_TRY(lg_run_is_there(r->dir));
         LG_TRY(lg_run_lock(r));
         LG_TRY(stop_orphan(r, ret_exit));
         return 0;

@@ -5,6 +5,7 @@
  *   DIR/config.toml  effective config       DIR/plan.json  the plan       DIR/board  the board
  *   DIR/systemd      prefix of the systemd units that the run belongs to; missing: to none
  *   DIR/lineage      id of the lineage that the files belong to (config/lineage.h), 16 hex digits
+ *   DIR/waiting      for what lgsup waits before the run begins here (waiting.h)
  *   DIR/resume       path of the checkpoint that this start continues from, or empty
  *   DIR/status.json  last status, for after the end
  *   DIR/logs/ROLE.INDEX.log, DIR/logs/lgsup.log

@@ -6,7 +6,7 @@
 #include "base/printable.h"
 #include "config/manifest.h"
 #include "supervisor/run/programs.h"
-#include "supervisor/run/run.h"
+#include "supervisor/run/waiting.h"
 #include <inttypes.h>
 #include <math.h>
 #include <poll.h>
@@ -16,6 +16,7 @@
 #include <sys/pidfd.h>
 #include <unistd.h>
 
+static const char WAITING[] = "waiting"; /* of a run that has not begun here */
 enum { STATUS_BYTES_MAX = 1 << 20, STATUS_TOKENS_MAX = 1 << 17 };
 
 uint64_t lg_status_step(lg_board *b)
@@ -240,11 +241,25 @@ static void read_why(const char *board, const char *why, struct lg_status *ret)
     lg_err_clear();
 }
 
+/* What an earlier run has left in the directory is not this one's. */
+static bool read_waiting(const char *dir, struct lg_status *ret)
+{
+    struct lg_waiting w;
+    if (!lg_waiting_read(dir, &w)) return false;
+    snprintf(ret->job, sizeof ret->job, "%s", w.job);
+    snprintf(ret->cause, sizeof ret->cause, "%s", w.what);
+    ret->state = WAITING;
+    ret->instance[ret->n_instances++] = (struct lg_status_instance){
+        .role = LG_ROLE_lgsup, .pid = w.pid, .state = WAITING, .beat_age_ns = -1};
+    return true;
+}
+
 int lg_status_read(const char *dir, struct lg_status *ret)
 {
     char path[LG_PATH_BYTES], why[512];
     lg_board *b = NULL;
     memset(ret, 0, sizeof *ret);
+    if (read_waiting(dir, ret)) return 0;
     LG_TRY(lg_run_is_there(dir));
     read_job(dir, ret);
     LG_TRY(lg_path(path, "%s/board", dir));
@@ -313,8 +328,9 @@ int lg_status_columns(const struct lg_status *st, int least)
 
 void lg_status_print(const struct lg_status *st, FILE *to)
 {
-    lg_print(to, "job         %s\nstate       %s\nstep        %" PRIu64 " of %" PRIu64 "\n",
-             st->job, st->state, st->step, st->max_steps);
+    lg_print(to, "job         %s\nstate       %s\n", st->job, st->state);
+    if (st->state != WAITING)
+        fprintf(to, "step        %" PRIu64 " of %" PRIu64 "\n", st->step, st->max_steps);
     char parts[LG_LOSS_TEXT_BYTES];
     lg_loss_text(st->loss, st->has_vb ? &st->loss_vb : NULL, parts);
     if (st->samples_per_s > 0)

@@ -22,8 +22,8 @@ struct lg_status_instance {
 
 struct lg_status {
     char job[128];
-    const char *state; /* lg_run_state_name */
-    uint64_t step, max_steps;
+    const char *state; /* lg_run_state_name; "waiting" for the other hosts, as `cause` says */
+    uint64_t step, max_steps;                               /* both 0 while it waits */
     double loss, grad_norm, lr, samples_per_s, data_wait_s; /* of the newest step */
     bool has_vb;                                            /* a variance is learned: */
     double loss_vb;                                         /* of the loss, its variational bound */
