@@ -59,6 +59,7 @@ tests_of_file() {
     supervisor/commands/log_files.* | supervisor/commands/logs.*) echo hosts_answers e2e:hosts_seen ;;
     supervisor/commands/elsewhere.* | supervisor/commands/whole.*) echo hosts_status e2e:hosts_seen ;;
     supervisor/core/other_hosts.*) echo e2e:hosts_seen ;;
+    supervisor/run/waiting.* | supervisor/commands/hosts.*) echo e2e:hosts_waiting ;;
     supervisor/hosts/*) echo sim_group hosts_channel ;;
     supervisor/views/tensorboard.*) echo tensorboard ;;
     config/sample.*) echo config ;;
