@@ -13,7 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ASK_MS = 200, FIRST_SAY = 4, SAY_EVERY = 150, PART_LOOK_MS = 50 }; /* asks */
+/* FIRST_SAY, SAY_EVERY: after how many waits of ASK_MS it is said what is waited for. */
+enum { ASK_MS = 200, FIRST_SAY = 4, SAY_EVERY = 150, PART_LOOK_MS = 50 };
 
 static void take_over(lg_run *r, const struct lg_cluster_place *p)
 {

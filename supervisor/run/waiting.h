@@ -10,7 +10,7 @@ struct lg_waiting {
 };
 /* What cannot be written is not said; the waiting goes on. */
 void lg_waiting_say(const lg_run *r, const char *what);
-/* The lock's holder alone: neither waits from now on, nor did anybody before. */
+/* Removes it. By the lock's holder alone. */
 void lg_waiting_forget(const lg_run *r);
 /* Does a living lgsup wait in `dir`? */
 bool lg_waiting_read(const char *dir, struct lg_waiting *ret);
