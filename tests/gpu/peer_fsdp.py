@@ -9,9 +9,10 @@ MODE    fsdp      FSDP2: fully_shard of every block and of the whole, weights ga
         (default: fsdp ddp)
 
 FSDP2: weights in use and activations bf16, gradients reduced in fp32, each block compiled by itself before it is cut, as in
-torchtitan. Fused AdamW on fp32 weights, an average (EMA) of them on each rank's part. Prints a line per mode: ms a step (median),
-samples/s of all GPUs, what is allocated at most on a GPU, and what is in use on it (nvidia-smi's figure: with what the allocator
-keeps, context, NCCL). --device cpu: tiny, by gloo, to try the script.
+torchtitan. Fused AdamW on fp32 weights, an average (EMA) of them on each rank's part. Timed without and with clip_grad_norm_, since
+bench_ranks.sh's steps always compute the norm of all gradients. Prints two lines per mode: ms a step (median), samples/s of all GPUs,
+what is allocated at most on a GPU, and what is in use on it (nvidia-smi's figure: with what the allocator keeps, context, NCCL).
+--device cpu: tiny, by gloo, to try the script.
 """
 import argparse
 import os
@@ -99,36 +100,43 @@ def measure(mode, args, device):
     y, t = (torch.randint(0, CLASSES, (b,), device=device) for _ in range(2))
     target = torch.randn(b, tokens, 32, device=device)
 
-    def step():
+    def step(clip):
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             out = call(x if autocast else x.bfloat16(), t, y)
         loss = F.mse_loss(out.float(), target)
         loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
         opt.step()
         opt.zero_grad(set_to_none=True)
         torch._foreach_lerp_(ema, [local(p).detach() for p in trained], 1e-4)
 
     sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    times = []
-    for i in range(WARM_UP + args.steps):
-        sync()
-        begin = time.perf_counter()
-        step()
-        sync()
-        if i >= WARM_UP:
-            times.append(1e3 * (time.perf_counter() - begin))
-    if dist.get_rank() == 0:
-        ms, n = median(times), dist.get_world_size()
-        allocated = used = 0.0
-        if device.type == "cuda":
-            free, total = torch.cuda.mem_get_info()
-            allocated, used = torch.cuda.max_memory_allocated() / 2**30, (total - free) / 2**30
-        print(
-            f"PyTorch {mode:6s} {n} GPUs {b} each, checkpointing {'on' if args.checkpoint else 'off'}: {ms:.1f} ms "
-            f"({min(times):.1f} to {max(times):.1f})  {1e3 * n * b / ms:.1f} samples/s  {1e3 * n * b * tokens / ms:.0f} tokens/s  "
-            f"allocated {allocated:.2f} GiB, GPU {used:.2f} GiB",
-            flush=True,
-        )
+    for clip in (False, True):
+        times = []
+        for i in range(WARM_UP + args.steps):
+            sync()
+            begin = time.perf_counter()
+            step(clip)
+            sync()
+            if i >= WARM_UP:
+                times.append(1e3 * (time.perf_counter() - begin))
+        if dist.get_rank() == 0:
+            report(mode + (" clipped" if clip else ""), times, tokens, args, device)
+
+
+def report(mode, times, tokens, args, device):
+    ms, n, b = median(times), dist.get_world_size(), args.batch
+    allocated = used = 0.0
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        allocated, used = torch.cuda.max_memory_allocated() / 2**30, (total - free) / 2**30
+    print(
+        f"PyTorch {mode:13s} {n} GPUs {b} each, checkpointing {'on' if args.checkpoint else 'off'}: {ms:.1f} ms "
+        f"({min(times):.1f} to {max(times):.1f})  {1e3 * n * b / ms:.1f} samples/s  {1e3 * n * b * tokens / ms:.0f} tokens/s  "
+        f"allocated {allocated:.2f} GiB, GPU {used:.2f} GiB",
+        flush=True,
+    )
 
 
 def run_rank(rank, args):
