@@ -77,14 +77,23 @@ static bool is_entry(const struct repeat *r, int node)
     return (r->drop[r->first] & LG_DROP_RESULTS) && joins(r->g, node, r->first, r->last);
 }
 
-/* What of a node that is repeated counts. */
-static int repeated_uses(const struct repeat *r, int node, struct lg_use use[LG_USES_MAX])
+/* Is what this residual added up kept, so that a norm of it is all that has to be repeated? Read and write are then half of
+ * the bytes. Only once find_dropped is done. */
+static bool repeats_norm_alone(const struct repeat *r, int node)
+{
+    if (r->g->node[node].op != LG_OP_residual_norm_forward) return false;
+    const struct lg_residual_norm_forward_args *a = lg_graph_args(r->g, node);
+    return is_entry(r, node) || !r->dropped[lg_graph_value_of(&a->residual.out)];
+}
+
+/* What counts of a node that is repeated whole, or its norm alone. */
+static int uses_of(const struct repeat *r, int node, bool norm_alone,
+                   struct lg_use use[LG_USES_MAX])
 {
     const int count = lg_graph_uses(r->g, node, use);
-    if (!is_entry(r, node)) return count;
     int n = 0;
     for (int i = 0; i < count; i++)
-        if (!is_of_residual(&use[i])) use[n++] = use[i];
+        if (!norm_alone || !is_of_residual(&use[i])) use[n++] = use[i];
     return n;
 }
 
@@ -108,7 +117,7 @@ static void find_dropped(struct repeat *r, unsigned classes)
     for (int own = 1; own >= 0; own--)
         for (int n = 0; n < r->g->n_nodes && !r->g->node[n].backward; n++) {
             if (is_forward_inside(r, n) != own) continue;
-            int count = own ? repeated_uses(r, n, use) : lg_graph_uses(r->g, n, use);
+            const int count = uses_of(r, n, own && is_entry(r, n), use);
             for (int i = 0; i < count; i++)
                 if (!own)
                     r->dropped[use[i].value] &= results && keeps_sum(r, n, &use[i]);
@@ -142,7 +151,7 @@ static bool *find_repeated(struct repeat *r)
     LG_ASSERT(repeated);
     for (int n = r->g->n_nodes - 1; n >= 0; n--) {
         if (!is_forward_inside(r, n)) continue;
-        int count = repeated_uses(r, n, use);
+        const int count = uses_of(r, n, repeats_norm_alone(r, n), use);
         for (int i = 0; i < count; i++)
             repeated[n] |= use[i].operand->out && r->needed[use[i].value];
         for (int i = 0; repeated[n] && i < count; i++)
@@ -163,9 +172,8 @@ static lg_tensor moved(const struct repeat *r, const struct lg_use *u)
 static void repeat_node(struct repeat *r, int n)
 {
     struct lg_use use[LG_USES_MAX];
-    const bool entry = is_entry(r, n);
     int copy = lg_graph_copy(r->g, n);
-    if (entry) {
+    if (repeats_norm_alone(r, n)) {
         const struct lg_residual_norm_forward_args both =
             *(struct lg_residual_norm_forward_args *)lg_graph_args(r->g, copy);
         lg_graph_replace(r->g, copy, LG_OP_norm_modulate_forward, &both.norm);

@@ -214,24 +214,22 @@ static void assert_repeated(const unsigned *drop, struct counts want)
 }
 
 /* Fused, a block has two norms, of which that of the first block stands alone and the others hold the residual before
- * them, which is their block's: a residual made again is no more of one than of the other. */
+ * them, which is their block's: where its sum is kept, the norm alone is made again. */
 static void test_nodes_that_are_repeated(void **state)
 {
     (void)state;
     assert_repeated(nothing, (struct counts){0});
-    assert_repeated((unsigned[]){NORMS, 0, 0}, (struct counts){.norm = 1, .residual_norm = 1});
-    assert_repeated((unsigned[]){0, NORMS, 0}, (struct counts){.residual_norm = 2});
-    assert_repeated((unsigned[]){NORMS, NORMS, NORMS},
-                    (struct counts){.norm = 1, .residual_norm = 5});
+    assert_repeated((unsigned[]){NORMS, 0, 0}, (struct counts){.norm = 2});
+    assert_repeated((unsigned[]){0, NORMS, 0}, (struct counts){.norm = 2});
+    assert_repeated((unsigned[]){NORMS, NORMS, NORMS}, (struct counts){.norm = 6});
     assert_repeated((unsigned[]){0, MLP, 0}, (struct counts){.linear = 1});
     assert_repeated((unsigned[]){MLP, MLP, MLP}, (struct counts){.linear = 3});
-    assert_repeated((unsigned[]){0, NORMS | MLP, 0},
-                    (struct counts){.residual_norm = 2, .linear = 1});
+    assert_repeated((unsigned[]){0, NORMS | MLP, 0}, (struct counts){.norm = 2, .linear = 1});
     /* Not the last linear, whose result the next block reads. */
     assert_repeated((unsigned[]){ALL, 0, 0},
-                    (struct counts){.norm = 1, .residual_norm = 1, .linear = 3, .attention = 1});
+                    (struct counts){.norm = 2, .linear = 3, .attention = 1});
     assert_repeated((unsigned[]){0, ALL, 0},
-                    (struct counts){.residual_norm = 2, .linear = 3, .attention = 1});
+                    (struct counts){.norm = 1, .residual_norm = 1, .linear = 3, .attention = 1});
 }
 
 /* What the next block begins with is made up to the last linear, and its norm alone is repeated; the net's last norm, in no
@@ -249,7 +247,7 @@ static void test_nodes_of_groups(void **state)
         (struct counts){.norm = 4, .residual_norm = 3 + 1 + 1, .linear = 12 + 4, .attention = 4});
     /* Its results are joined to a block that repeats its sum from them. */
     assert_repeated((unsigned[]){START, ALL, 0},
-                    (struct counts){.norm = 1, .residual_norm = 3, .linear = 6, .attention = 2});
+                    (struct counts){.norm = 3, .residual_norm = 1, .linear = 6, .attention = 2});
 }
 
 /* The residual stream and the last projection of a block belong to the next one, too. */
@@ -363,8 +361,7 @@ static void test_print(void **state)
            "17 nodes, 19 values, arena 320 bytes, of which n7 uses 160\n");
 }
 
-/* A residual is no result of the norm that it is fused with: it is made once more, since the operation makes both, but
- * the first one is kept and read. */
+/* A residual is no result of the norm that it is fused with: it is kept, and what is made again is a norm of it alone. */
 static void test_print_of_a_residual(void **state)
 {
     (void)state;
@@ -378,8 +375,8 @@ static void test_print_of_a_residual(void **state)
     lg_graph_fuse(f->g);
     lg_graph_recompute(f->g, (unsigned[]){NORMS});
     small_assert_print(
-        f, "v0 x f32 1,2,4: 32 bytes, bound 0, used up to n6\n"
-           "v1 y f32 1,2,4: 32 bytes, bound 1, used up to n6\n"
+        f, "v0 x f32 1,2,4: 32 bytes, bound 0, used up to n0\n"
+           "v1 y f32 1,2,4: 32 bytes, bound 1, used up to n0\n"
            "v2 residual f32 1,2,4: 32 bytes at 0, made by n0, used up to n9\n"
            "v3 norm f32 1,2,4: 32 bytes at 64, made by n0, used up to n2\n"
            "v4 mean f32 1,2: 8 bytes at 128, made by n0, used up to n0\n"
@@ -395,10 +392,9 @@ static void test_print_of_a_residual(void **state)
            "v14 d act f32 1,2,4: 32 bytes at 192 in place of v12, made by n7, used up to n8\n"
            "v15 d residual f32 1,2,4: 32 bytes at 192 in place of v12, made by n8, used up to n9\n"
            "v16 d residual f32 1,2,4: 32 bytes at 192 in place of v12, made by n9, used up to n11\n"
-           "v17 residual f32 1,2,4: 32 bytes at 64, made by n6, used up to n6\n"
-           "v18 norm f32 1,2,4: 32 bytes at 256, made by n6, used up to n7\n"
-           "v19 mean f32 1,2: 8 bytes at 320, made by n6, used up to n9\n"
-           "v20 rstd f32 1,2: 8 bytes at 384, made by n6, used up to n9\n"
+           "v17 norm f32 1,2,4: 32 bytes at 64, made by n6, used up to n7\n"
+           "v18 mean f32 1,2: 8 bytes at 256, made by n6, used up to n9\n"
+           "v19 rstd f32 1,2: 8 bytes at 320, made by n6, used up to n9\n"
            "n0 b0 residual_norm_forward norm.eps=0.01 norm.rms=0 | residual.x=v0(1,2,4) "
            "residual.y=v1(1,2,4) "
            ">residual.out=v2(1,2,4) norm.x=v2(1,2,4) >norm.y=v3(1,2,4) >norm.mean=v4(1,2) "
@@ -408,18 +404,17 @@ static void test_print_of_a_residual(void **state)
            "n3 act_forward act=1 | x=v7(1,2,4) >y=v8(1,2,4)\n"
            "n4 backward act_backward act=1 accumulate=0 | x=v7(1,2,4) dy=v9(1,2,4) >dx=v12(1,2,4)\n"
            "n5 b0 backward mul_forward | a=v12(1,2,4) b=v6(1,2,4) >y=v13(1,2,4)\n"
-           "n6 b0 backward residual_norm_forward norm.eps=0.01 norm.rms=0 | residual.x=v0(1,2,4) "
-           "residual.y=v1(1,2,4) >residual.out=v17(1,2,4) norm.x=v17(1,2,4) >norm.y=v18(1,2,4) "
-           ">norm.mean=v19(1,2) >norm.rstd=v20(1,2)\n"
-           "n7 b0 backward mul_forward | a=v12(1,2,4) b=v18(1,2,4) >y=v14(1,2,4)\n"
+           "n6 b0 backward norm_modulate_forward eps=0.01 rms=0 | x=v2(1,2,4) >y=v17(1,2,4) "
+           ">mean=v18(1,2) >rstd=v19(1,2)\n"
+           "n7 b0 backward mul_forward | a=v12(1,2,4) b=v17(1,2,4) >y=v14(1,2,4)\n"
            "n8 b0 backward act_backward act=1 accumulate=0 | x=v2(1,2,4) dy=v14(1,2,4) "
            ">dx=v15(1,2,4)\n"
            "n9 b0 backward norm_modulate_backward accumulate=1 rms=0 accumulate_dbias=0 | "
            "dy=v13(1,2,4) x=v2(1,2,4) "
-           "mean=v19(1,2) rstd=v20(1,2) >dx=v16(1,2,4)\n"
+           "mean=v18(1,2) rstd=v19(1,2) >dx=v16(1,2,4)\n"
            "n10 b0 backward sum_rows accumulate=0 | x=v16(1,8) >y=v11(8)\n"
            "n11 b0 backward sum_rows accumulate=0 | x=v16(1,8) >y=v10(8)\n"
-           "12 nodes, 21 values, arena 448 bytes, of which n6 uses 176\n");
+           "12 nodes, 20 values, arena 384 bytes, of which n6 uses 144\n");
 }
 
 /* One half of a value is the block's, the other is not: what is made again would have one half only. */
