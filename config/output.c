@@ -47,9 +47,9 @@ static char *value_text(const lg_config *c, const lg_key *k)
 bool lg_config_may_change(const char *key)
 {
     static const char *const may[] = {
-        "trainer.ranks", "trainer.threads",  "trainer.micro_batch_size", "parallel.zero",
-        "parallel.sp",   "parallel.sp_kind", "memory.offload_optimizer", "trainer.optimizer",
-        "trainer.groups"};
+        "trainer.ranks",  "trainer.threads",  "trainer.micro_batch_size", "parallel.zero",
+        "parallel.sp",    "parallel.sp_kind", "memory.offload_optimizer", "trainer.optimizer",
+        "trainer.groups", "memory.mlp_chunks"};
     for (size_t i = 0; i < LG_ARRAY_LEN(may); i++)
         if (!strcmp(may[i], key)) return true;
     return false;

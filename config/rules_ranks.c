@@ -113,9 +113,8 @@ static void check_resume_changes(struct lg_rules *r)
                 r, "trainer.resume_changes",
                 "trainer.resume_changes: %.80s is not one of trainer.ranks, trainer.threads, "
                 "trainer.micro_batch_size, parallel.zero, parallel.sp, parallel.sp_kind, "
-                "memory.offload_optimizer, trainer.optimizer, trainer.groups: other keys cannot "
-                "change "
-                "at a resume",
+                "memory.offload_optimizer, memory.mlp_chunks, trainer.optimizer, trainer.groups: "
+                "other keys cannot change at a resume",
                 l->v[i]);
     }
 }

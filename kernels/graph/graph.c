@@ -156,9 +156,7 @@ static size_t row_step(const struct lg_use *u)
     return (size_t)lg_row_stride(u->t, u->operand->row) * lg_dtype_bytes(u->t->dtype);
 }
 
-/* Two tensors of one value. Rows of a packed buffer lie among each other: those of one stride are told apart,
- * of others it is taken that they meet. */
-static bool share_bytes(const struct lg_use *a, const struct lg_use *b)
+bool lg_graph_share_bytes(const struct lg_use *a, const struct lg_use *b)
 {
     if (a->offset + extent(a->t, 0) <= b->offset || b->offset + extent(b->t, 0) <= a->offset)
         return false;
@@ -176,7 +174,7 @@ static void check_single(const lg_graph *g, int node, const struct lg_use *out)
         int count = lg_graph_uses(g, n, use);
         for (int i = 0; i < count; i++)
             LG_ASSERT(use[i].value != out->value || !use[i].operand->out ||
-                      !share_bytes(&use[i], out));
+                      !lg_graph_share_bytes(&use[i], out));
     }
 }
 

@@ -85,6 +85,10 @@ enum { LG_USES_MAX = LG_OPERANDS_MAX + LG_RANKS_MAX };
 /* Those of node n that are there; returns how many. */
 int lg_graph_uses(const lg_graph *g, int n, struct lg_use ret[LG_USES_MAX]);
 
+/* Do these two of one value meet? Rows of a packed buffer lie among each other: those of one stride are told apart, of others
+ * it is taken that they do. */
+bool lg_graph_share_bytes(const struct lg_use *a, const struct lg_use *b);
+
 /* The value in which a tensor of the graph lies, and how many bytes behind its start. */
 static inline int lg_graph_value_of(const lg_tensor *t)
 {

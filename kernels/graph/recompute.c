@@ -2,7 +2,7 @@
  *
  * Per block, the last one first: the values that are dropped are those of its forward nodes that the classes name
  * and no other block reads. From those that the backward reads the walk goes back through the block's nodes to
- * what is kept; these nodes are repeated, in their order, before the first reader, with new values for all their
+ * what is kept; these nodes are repeated, in their order, each before its first reader, with new values for all their
  * results, and the readers get these. With LG_DROP_ENTRY the same is then done with groups of blocks, as if each were one. */
 #include "kernels/graph/recompute.h"
 #include "base/check.h"
@@ -200,7 +200,36 @@ static void read_again(struct repeat *r, int from, int to)
     }
 }
 
-static void recompute_blocks(lg_graph *g, const unsigned *drop, int from, int to)
+/* Must node a stay in front of b? What b writes, or adds to, a uses; or what a writes b uses. */
+static bool must_precede(const lg_graph *g, int a, int b)
+{
+    struct lg_use of_a[LG_USES_MAX], of_b[LG_USES_MAX];
+    const int n = lg_graph_uses(g, a, of_a), m = lg_graph_uses(g, b, of_b);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < m; k++)
+            if ((of_a[i].value == of_b[k].value && (of_a[i].operand->out || of_b[k].operand->out) &&
+                 lg_graph_share_bytes(&of_a[i], &of_b[k])) ||
+                g->value[of_b[k].value].again == of_a[i].value)
+                return true;
+    return false;
+}
+
+/* Moves each of the nodes [from, to), the last one first, to where what it makes is used, so that it takes memory from there
+ * on alone. What ranks exchange stays where it is, since its order must be the same on all of them. */
+static void sink(lg_graph *g, int from, int to)
+{
+    for (int n = to - 1; n >= from; n--) {
+        const struct lg_node node = g->node[n];
+        int last = n;
+        if (node.kind != LG_NODE_CALL) continue;
+        while (last + 1 < g->n_nodes && !must_precede(g, n, last + 1)) last++;
+        if (last + 1 == g->n_nodes) continue;
+        memmove(g->node + n, g->node + n + 1, (size_t)(last - n) * sizeof node);
+        g->node[last] = node;
+    }
+}
+
+static void recompute_blocks(lg_graph *g, const unsigned *drop, int from, int to, unsigned classes)
 {
     size_t n_values = (size_t)LG_MAX(g->n_values, 1);
     struct repeat r = {.g = g, .drop = drop, .first = from, .last = to, .n_values = g->n_values};
@@ -208,7 +237,7 @@ static void recompute_blocks(lg_graph *g, const unsigned *drop, int from, int to
     r.needed = calloc(n_values, sizeof *r.needed);
     r.again = calloc(n_values, sizeof *r.again);
     LG_ASSERT(r.dropped && r.needed && r.again);
-    find_dropped(&r, drop[from]);
+    find_dropped(&r, classes);
     int first = find_readers(&r);
     if (first >= 0) {
         bool *repeated = find_repeated(&r);
@@ -216,7 +245,9 @@ static void recompute_blocks(lg_graph *g, const unsigned *drop, int from, int to
         for (int n = 0; n < nodes && !g->node[n].backward; n++)
             if (repeated[n]) repeat_node(&r, n);
         read_again(&r, first, nodes);
+        const int more = g->n_nodes - nodes;
         lg_graph_move(g, nodes, first);
+        sink(g, first, first + more);
         free(repeated);
     }
     free(r.dropped);
@@ -230,14 +261,16 @@ void lg_graph_recompute(lg_graph *g, const unsigned *drop)
     g->repeated = true;
     for (int b = 0; b < g->n_blocks; b++) {
         const unsigned whole = LG_DROP_ALL | LG_DROP_RESULTS;
-        LG_ASSERT(!(drop[b] & LG_DROP_RESULTS) || (drop[b] & LG_DROP_ALL));
+        LG_ASSERT(!(drop[b] & (LG_DROP_RESULTS | LG_DROP_APART)) || (drop[b] & LG_DROP_ALL));
         LG_ASSERT(!(drop[b] & LG_DROP_ENTRY) || (b && (drop[b] & drop[b - 1] & whole) == whole));
     }
-    for (int b = g->n_blocks - 1; b >= 0; b--)
-        if (drop[b]) recompute_blocks(g, drop, b, b);
+    for (int b = g->n_blocks - 1; b >= 0; b--) {
+        if (drop[b] & LG_DROP_APART) recompute_blocks(g, drop, b, b, LG_DROP_MLP);
+        if (drop[b]) recompute_blocks(g, drop, b, b, drop[b]);
+    }
     for (int b = g->n_blocks - 1, last = b; b >= 0; b--) {
         if (drop[b] & LG_DROP_ENTRY) continue;
-        if (b < last && drop[b]) recompute_blocks(g, drop, b, last);
+        if (b < last && drop[b]) recompute_blocks(g, drop, b, last, drop[b]);
         last = b - 1;
     }
 }

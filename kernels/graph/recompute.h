@@ -24,6 +24,9 @@ enum {
         8, /* with that: and for a residual with which the next block begins, which keeps the sum */
     LG_DROP_ENTRY =
         16, /* with both, not of the first block: and that sum, with which this one begins */
+    LG_DROP_APART =
+        32, /* with ALL: what MLP names is made for its backward by itself, not when the rest of the block is, */
+    /* which makes it, too, where it needs it: many parts of a hidden layer are there one at a time */
 };
 
 /* drop[i]: of block i, in the order of lg_graph_begin_block. */

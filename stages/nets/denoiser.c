@@ -415,6 +415,7 @@ static lg_net record(lg_denoiser *net)
         input_shapes(c, (struct samples){n.batch, net->times, net->band.height, n.type, n.stats});
     n.sequence = net->mode.sequence;
     n.adapter = net->mode.training.adapter;
+    n.mlp_chunks = net->mode.mlp_chunks;
     if (lg_net_is_split(&n)) {
         n.tokens = cut_tokens(c, &n.sequence);
         n.texts = cut_texts(c, &n.sequence);
@@ -445,11 +446,24 @@ static void lend_gradients(const lg_denoiser *net, lg_graph *g)
     }
 }
 
+static void recompute(const lg_denoiser *net, lg_graph *g, const unsigned *drop)
+{
+    const int blocks = net->config.depth;
+    unsigned *of = calloc((size_t)blocks, sizeof *of);
+    LG_ASSERT(of);
+    for (int b = 0; b < blocks; b++) {
+        of[b] = drop[b];
+        if (net->mode.mlp_chunks > 1 && (drop[b] & LG_DROP_ALL)) of[b] |= LG_DROP_APART;
+    }
+    lg_graph_recompute(g, of);
+    free(of);
+}
+
 static int compile(lg_denoiser *net, const unsigned *drop)
 {
     lg_net n = record(net);
     lg_program_free(&net->program);
-    if (net->mode.train) lg_graph_recompute(n.g, drop);
+    if (net->mode.train) recompute(net, n.g, drop);
     if (net->mode.train) lg_graph_repeat_weights(n.g);
     if (net->mode.train && net->mode.offload)
         lg_graph_offload(n.g, OFFLOAD_MIN, net->mode.offload_keep);

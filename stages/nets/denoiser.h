@@ -147,6 +147,7 @@ struct lg_denoiser_mode {
     const char *const *recompute; /* config/recompute.h; NULL: nothing is */
     bool offload;                 /* kernels/graph/offload.h */
     int offload_keep;             /* what it calls keep */
+    int mlp_chunks;               /* of a feed-forward's tokens: lg_net_mlp; 0: 1 */
     bool frame_times; /* frames of a clip have timesteps of their own: lg_denoiser_time_rows */
     /* Activations may lie where gradients will: in the flat buffer of them, which lg_denoiser_set_lent names, until the
      * backward comes to write them. Then no backward may accumulate. */

@@ -292,6 +292,6 @@ lg_tensor lg_joint_feed_forward(lg_net *n, const struct lg_denoiser_config *c, l
     const struct lg_layer up = {
         .out = c->mlp_ratio * c->hidden, .init = LG_NET_XAVIER, .act = LG_ACT_GELU_TANH};
     const struct lg_layer down = {.out = c->hidden, .init = LG_NET_XAVIER};
-    lg_tensor h = lg_net_linear(n, lg_net_norm(n, x, m, LG_JOINT_EPS), up, "%s.net.0.proj", name);
-    return lg_net_residual(n, x, lg_net_linear(n, h, down, "%s.net.2", name), m.gate);
+    lg_tensor y = lg_net_mlp(n, lg_net_norm(n, x, m, LG_JOINT_EPS), up, down, name);
+    return lg_net_residual(n, x, y, m.gate);
 }

@@ -32,6 +32,7 @@ typedef struct lg_net {
     struct lg_sequence sequence; /* while recording; and, where it is split: */
     struct lg_cut tokens;        /* along dimension 1 */
     struct lg_cut texts;         /* the same of a joint attention's text tokens (joint.h) */
+    int mlp_chunks;              /* while recording: lg_net_mlp; 0: 1 */
     lg_tensor *unread;           /* parts of weights that are other ranks' (grad.h) */
     int n_unread;
     double flops;           /* of the products so far; a multiply-add counts two */
@@ -96,6 +97,8 @@ struct lg_layer {
         *parts; /* NAME<part>: several linears of the file as one product; NULL: one */
     int n_parts;
     bool no_bias;
+    lg_tensor
+        y; /* where the result goes, a part of a value; LG_NONE: it is a value of its own. Without activation or parts */
 };
 /* act(x w^T + b) over the last dimension of x; NAME.weight and NAME.bias. Linears that the net's adapter takes have its two
  * narrow ones beside them (adapter.h), here and below: no description knows of it. */
@@ -107,6 +110,12 @@ lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *n
  * what made them goes through its activation's backward on the way (fuse.h). */
 lg_tensor lg_net_linear_beside(lg_net *n, const lg_tensor *x, int count, struct lg_layer l,
                                const char *name);
+
+/* A feed-forward as diffusers names it: `up` with its activation, NAME.net.0.proj, and `down`, NAME.net.2. With n->mlp_chunks
+ * tokens go through both in so many chunks, one after the other: where a backward makes the hidden layer again, one
+ * chunk's is there at a time. Gradients of the weights are then sums over chunks, so that their bits are others. */
+lg_tensor lg_net_mlp(lg_net *n, lg_tensor x, struct lg_layer up, struct lg_layer down,
+                     const char *name);
 
 bool lg_net_is_adapted(const lg_net *n, const struct lg_layer *l, const char *name);
 

@@ -40,14 +40,14 @@ void lg_net_unused_linear(lg_net *n, int64_t in, struct lg_layer l, const char *
     if (n->g && !m.scale.rank) lg_net_note_unread(n, m.w, bias, 0, l.out);
 }
 
-/* What stands beside x and w in a product; more (.., N): what is added. */
+/* What stands beside x and w in a product; more (.., N): what is added; y: lg_layer's. */
 struct beside {
-    lg_tensor bias, more;
+    lg_tensor bias, more, y;
     lg_act act;
 };
 static lg_tensor product(lg_net *n, lg_tensor x, lg_tensor w, struct beside b, const char *name)
 {
-    lg_tensor y = lg_net_value(n, name, lg_net_with_last(x, w.dim[0]));
+    lg_tensor y = b.y.rank ? b.y : lg_net_value(n, name, lg_net_with_last(x, w.dim[0]));
     LG_NET_RECORD(n, linear_forward, .x = lg_net_rows(x), .w = w, .bias = b.bias,
                   .residual = b.more.rank ? lg_net_rows(b.more) : LG_NONE, .y = lg_net_rows(y),
                   .act = b.act);
@@ -134,7 +134,8 @@ lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *n
 {
     char name[LG_PARAM_NAME_BYTES];
     struct lg_matrix w;
-    struct beside b = {.act = l.act};
+    struct beside b = {.act = l.act, .y = l.y};
+    LG_ASSERT(!l.y.rank || (l.act == LG_ACT_NONE && !l.parts));
     LG_NET_FORMAT(name, name_fmt);
     weights_of(n, &l, x.dim[x.rank - 1], name, &w, &b.bias);
     const struct lg_of_parts of = lg_net_parts_of(&l, name, "");
@@ -149,6 +150,29 @@ lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *n
         y = mixed_parts(n, x, &l, &w, b.bias, name);
     }
     return l.act == LG_ACT_NONE ? y : lg_net_act(n, y, l.act);
+}
+
+lg_tensor lg_net_mlp(lg_net *n, lg_tensor x, struct lg_layer up, struct lg_layer down,
+                     const char *name)
+{
+    enum { ALIGNED = 8 }; /* rows: any type's are then whole vectors of 16 bytes */
+    const lg_tensor in = lg_net_rows(x);
+    const int64_t rows = in.dim[0];
+    const int chunks = LG_MAX(n->mlp_chunks, 1);
+    const int64_t share = (rows + chunks - 1) / chunks;
+    const int64_t each = (share + ALIGNED - 1) / ALIGNED * ALIGNED;
+    if (!n->g || chunks == 1) {
+        lg_tensor h = lg_net_linear(n, x, up, "%s.net.0.proj", name);
+        return lg_net_linear(n, h, down, "%s.net.2", name);
+    }
+    lg_tensor y = lg_net_value(n, name, lg_net_with_last(x, down.out));
+    for (int64_t from = 0; from < rows; from += each) {
+        const int64_t count = LG_MIN(each, rows - from);
+        lg_tensor h = lg_net_linear(n, lg_slice(in, 0, from, count), up, "%s.net.0.proj", name);
+        down.y = lg_slice(lg_net_rows(y), 0, from, count);
+        lg_net_linear(n, h, down, "%s.net.2", name);
+    }
+    return y;
 }
 
 lg_tensor lg_net_linear_beside(lg_net *n, const lg_tensor *x, int count, struct lg_layer l,

@@ -49,6 +49,7 @@ lg_tensor lg_model_feed_forward(lg_net *n, const struct lg_denoiser_config *c, l
     const struct lg_layer up = {
         .out = c->mlp_ratio * c->hidden, .init = LG_NET_XAVIER, .act = LG_ACT_GELU_TANH};
     const struct lg_layer down = {.out = c->hidden, .init = LG_NET_XAVIER};
-    lg_tensor h = lg_net_linear(n, x, up, "%s.ff.net.0.proj", block);
-    return lg_net_linear(n, h, down, "%s.ff.net.2", block);
+    char name[LG_PARAM_NAME_BYTES];
+    snprintf(name, sizeof name, "%s.ff", block);
+    return lg_net_mlp(n, x, up, down, name);
 }

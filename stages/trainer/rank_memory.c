@@ -24,6 +24,7 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int r
         .recompute = (const char *const *)c->memory_recompute.v,
         .offload = c->memory_offload_activations,
         .offload_keep = (int)c->memory_offload_keep,
+        .mlp_chunks = (int)c->memory_mlp_chunks,
         .frame_times = c->trainer_clean_first_frame > 0,
         .lends = lg_gradients_lends(p),
         .places_weights = lg_working_lies_in_net(c, p),
