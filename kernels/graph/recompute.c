@@ -200,17 +200,17 @@ static void read_again(struct repeat *r, int from, int to)
     }
 }
 
-/* Must node a stay in front of b? What b writes, or adds to, a uses; or what a writes b uses. */
+/* Must node a stay in front of b? One of them makes something that both use. */
 static bool must_precede(const lg_graph *g, int a, int b)
 {
     struct lg_use of_a[LG_USES_MAX], of_b[LG_USES_MAX];
     const int n = lg_graph_uses(g, a, of_a), m = lg_graph_uses(g, b, of_b);
     for (int i = 0; i < n; i++)
-        for (int k = 0; k < m; k++)
-            if ((of_a[i].value == of_b[k].value && (of_a[i].operand->out || of_b[k].operand->out) &&
-                 lg_graph_share_bytes(&of_a[i], &of_b[k])) ||
-                g->value[of_b[k].value].again == of_a[i].value)
-                return true;
+        for (int k = 0; k < m; k++) {
+            const struct lg_use *x = &of_a[i], *y = &of_b[k];
+            if (x->value != y->value || !lg_graph_share_bytes(x, y)) continue;
+            if (x->operand->out || y->operand->out) return true;
+        }
     return false;
 }
 

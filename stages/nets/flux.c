@@ -49,14 +49,16 @@ static lg_tensor single_block(lg_net *n, const struct lg_joint *j, lg_tensor z, 
 {
     const struct lg_denoiser_config *c = j->config;
     const int64_t D = c->hidden, wide = c->mlp_ratio * D;
-    const struct lg_layer up = {.out = wide, .init = LG_NET_XAVIER, .act = LG_ACT_GELU_TANH};
     const struct lg_modulation m = lg_net_chunks(lg_joint_modulation(n, c, e, 3, "norm"), D, 0);
     lg_tensor normed = lg_net_norm(n, z, m, LG_JOINT_EPS);
-    lg_tensor h = lg_net_linear(n, normed, up, "proj_mlp");
-    lg_tensor o = lg_joint_self_attention(n, j, normed, true, "attn");
-    lg_tensor y = lg_net_linear_beside(
-        n, (lg_tensor[]){o, h}, 2, (struct lg_layer){.out = D, .init = LG_NET_XAVIER}, "proj_out");
-    return lg_net_residual(n, z, y, m.gate);
+    const struct lg_mlp mlp = {.x = normed,
+                               .beside = lg_joint_self_attention(n, j, normed, true, "attn"),
+                               .up = {.out = wide, .init = LG_NET_XAVIER, .act = LG_ACT_GELU_TANH},
+                               .down = {.out = D, .init = LG_NET_XAVIER},
+                               .scope = "",
+                               .up_name = "proj_mlp",
+                               .down_name = "proj_out"};
+    return lg_net_residual(n, z, lg_net_mlp(n, &mlp), m.gate);
 }
 
 /* ---- the net ---- */

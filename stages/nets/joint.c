@@ -292,6 +292,7 @@ lg_tensor lg_joint_feed_forward(lg_net *n, const struct lg_denoiser_config *c, l
     const struct lg_layer up = {
         .out = c->mlp_ratio * c->hidden, .init = LG_NET_XAVIER, .act = LG_ACT_GELU_TANH};
     const struct lg_layer down = {.out = c->hidden, .init = LG_NET_XAVIER};
-    lg_tensor y = lg_net_mlp(n, lg_net_norm(n, x, m, LG_JOINT_EPS), up, down, name);
-    return lg_net_residual(n, x, y, m.gate);
+    const struct lg_mlp mlp = {
+        .x = lg_net_norm(n, x, m, LG_JOINT_EPS), .up = up, .down = down, .scope = name};
+    return lg_net_residual(n, x, lg_net_mlp(n, &mlp), m.gate);
 }

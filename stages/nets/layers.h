@@ -111,11 +111,17 @@ lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *n
 lg_tensor lg_net_linear_beside(lg_net *n, const lg_tensor *x, int count, struct lg_layer l,
                                const char *name);
 
-/* A feed-forward as diffusers names it: `up` with its activation, NAME.net.0.proj, and `down`, NAME.net.2. With n->mlp_chunks
- * tokens go through both in so many chunks, one after the other: where a backward makes the hidden layer again, one
- * chunk's is there at a time. Gradients of the weights are then sums over chunks, so that their bits are others. */
-lg_tensor lg_net_mlp(lg_net *n, lg_tensor x, struct lg_layer up, struct lg_layer down,
-                     const char *name);
+/* A feed-forward of x: `up` with its activation, then `down`, in front of whose input stand features of `beside`, unless that
+ * is LG_NONE. With n->mlp_chunks tokens go through both in so many chunks, one after the other: where a backward makes
+ * the hidden layer again, one chunk's is there at a time. Gradients of the weights are then sums over chunks, so that their bits
+ * are others. */
+struct lg_mlp {
+    lg_tensor x, beside;
+    struct lg_layer up, down;
+    const char *scope, *up_name,
+        *down_name; /* the two behind the first; NULL: as diffusers mostly has them, ".net.0.proj", ".net.2" */
+};
+lg_tensor lg_net_mlp(lg_net *n, const struct lg_mlp *m);
 
 bool lg_net_is_adapted(const lg_net *n, const struct lg_layer *l, const char *name);
 

@@ -152,29 +152,6 @@ lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *n
     return l.act == LG_ACT_NONE ? y : lg_net_act(n, y, l.act);
 }
 
-lg_tensor lg_net_mlp(lg_net *n, lg_tensor x, struct lg_layer up, struct lg_layer down,
-                     const char *name)
-{
-    enum { ALIGNED = 8 }; /* rows: any type's are then whole vectors of 16 bytes */
-    const lg_tensor in = lg_net_rows(x);
-    const int64_t rows = in.dim[0];
-    const int chunks = LG_MAX(n->mlp_chunks, 1);
-    const int64_t share = (rows + chunks - 1) / chunks;
-    const int64_t each = (share + ALIGNED - 1) / ALIGNED * ALIGNED;
-    if (!n->g || chunks == 1) {
-        lg_tensor h = lg_net_linear(n, x, up, "%s.net.0.proj", name);
-        return lg_net_linear(n, h, down, "%s.net.2", name);
-    }
-    lg_tensor y = lg_net_value(n, name, lg_net_with_last(x, down.out));
-    for (int64_t from = 0; from < rows; from += each) {
-        const int64_t count = LG_MIN(each, rows - from);
-        lg_tensor h = lg_net_linear(n, lg_slice(in, 0, from, count), up, "%s.net.0.proj", name);
-        down.y = lg_slice(lg_net_rows(y), 0, from, count);
-        lg_net_linear(n, h, down, "%s.net.2", name);
-    }
-    return y;
-}
-
 lg_tensor lg_net_linear_beside(lg_net *n, const lg_tensor *x, int count, struct lg_layer l,
                                const char *name)
 {
@@ -192,8 +169,46 @@ lg_tensor lg_net_linear_beside(lg_net *n, const lg_tensor *x, int count, struct 
     weights_of(n, &l, width, name, &w, &b.bias);
     const lg_tensor all = rows_of(n, &w, 0, l.out);
     for (int i = 0; i < count; at += x[i++].dim[2]) {
+        if (i == count - 1) b.y = l.y;
         y = product(n, x[i], lg_slice(all, 1, at, x[i].dim[2]), b, name);
         b = (struct beside){.more = y};
+    }
+    return y;
+}
+
+/* Rows [from, from + count) as tokens of one sample. */
+static lg_tensor tokens_of(lg_tensor t, int64_t from, int64_t count)
+{
+    const lg_tensor rows = lg_slice(lg_net_rows(t), 0, from, count);
+    return lg_t3(rows.data, rows.dtype, 1, count, rows.dim[1]);
+}
+
+static lg_tensor mlp_chunk(lg_net *n, const struct lg_mlp *m, lg_tensor x, lg_tensor beside,
+                           lg_tensor y)
+{
+    struct lg_layer down = m->down;
+    char name[LG_PARAM_NAME_BYTES];
+    lg_tensor h =
+        lg_net_linear(n, x, m->up, "%s%s", m->scope, m->up_name ? m->up_name : ".net.0.proj");
+    snprintf(name, sizeof name, "%s%s", m->scope, m->down_name ? m->down_name : ".net.2");
+    down.y = y;
+    if (!beside.rank) return lg_net_linear(n, h, down, "%s", name);
+    return lg_net_linear_beside(n, (lg_tensor[]){beside, h}, 2, down, name);
+}
+
+lg_tensor lg_net_mlp(lg_net *n, const struct lg_mlp *m)
+{
+    enum { ALIGNED = 8 }; /* rows: any type's are then whole vectors of 16 bytes */
+    const int64_t rows = lg_net_rows(m->x).dim[0], chunks = LG_MAX(n->mlp_chunks, 1);
+    const int64_t share = (rows + chunks - 1) / chunks;
+    const int64_t each = (share + ALIGNED - 1) / ALIGNED * ALIGNED;
+    if (!n->g || chunks == 1) return mlp_chunk(n, m, m->x, m->beside, LG_NONE);
+    lg_tensor y = lg_net_value(n, m->scope, lg_net_with_last(m->x, m->down.out));
+    for (int64_t from = 0; from < rows; from += each) {
+        const int64_t count = LG_MIN(each, rows - from);
+        mlp_chunk(n, m, tokens_of(m->x, from, count),
+                  m->beside.rank ? tokens_of(m->beside, from, count) : LG_NONE,
+                  tokens_of(y, from, count));
     }
     return y;
 }

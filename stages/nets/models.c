@@ -51,5 +51,5 @@ lg_tensor lg_model_feed_forward(lg_net *n, const struct lg_denoiser_config *c, l
     const struct lg_layer down = {.out = c->hidden, .init = LG_NET_XAVIER};
     char name[LG_PARAM_NAME_BYTES];
     snprintf(name, sizeof name, "%s.ff", block);
-    return lg_net_mlp(n, x, up, down, name);
+    return lg_net_mlp(n, &(struct lg_mlp){.x = x, .up = up, .down = down, .scope = name});
 }

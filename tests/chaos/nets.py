@@ -152,6 +152,8 @@ def draw_training(d, net, frames, s):
                           ("text.length", d.of(4, 9, 16), 0.3), ("text.storage", d.of("fp8", "int8"), 0.15), ("vae.threads", 2, 0.1)):
         if d.chance(p):
             s[key] = value
+    if d.chance(0.25):
+        s["memory.mlp_chunks"] = d.of(2, 3, 7)
     if net == "ltx" and frames > 1 and d.chance(0.2):
         s["trainer.clean_first_frame"] = 0.3
     s.update({"trainer.lr": d.of(1e-4, 1e-3, 5e-3), "trainer.max_steps": d.of(7, 11, 16), "ema.decay": d.of(0.9, 0.999)})

@@ -59,6 +59,8 @@ check "check creates nothing" test ! -e "$T/unused"
 own_of() { "$e2e_build/bin/lg-trainer" --plan "$TINY" "$@" | jq '[.private[].bytes] | max'; }
 check "check counts what is recomputed" test "$(own_of --set memory.recompute=block)" -lt "$(own_of --set memory.recompute=norms)"
 check "recomputing norms takes less than keeping them" test "$(own_of --set memory.recompute=norms)" -lt "$(own_of)"
+check "feed-forwards in chunks take less where they are recomputed" \
+    test "$(own_of --set memory.recompute=mlp --set memory.mlp_chunks=4)" -lt "$(own_of --set memory.recompute=mlp)"
 lgsup check "$TINY" --set job.dir="$T/unused" --set memory.recompute=budget:200KiB
 check "check says what a budget recomputes" grep -Eq '^    recomputed: norms in 2 of 2 blocks, mlp in [12] of 2 blocks$' "$out"
 lgsup check "$TINY" --set job.dir="$T/unused" --set memory.recompute=budget:1KiB

@@ -42,6 +42,16 @@ tiny "$T/recompute" "${steps[@]}" --set memory.recompute=budget:560KiB
 check "it goes on from there" grep -q 'resuming tiny at step 40 from' "$T/recompute.out"
 check "resumed with a budget that recomputes some: byte-identical" same_files "$reference" "$T/recompute" $N
 
+# Feed-forwards in chunks of tokens: other sums, so another run; resumed in other chunks only where the key is named.
+chunks=(--set memory.mlp_chunks=3)
+tiny "$T/chunks" --set trainer.max_steps=20 "${chunks[@]}"
+tiny "$T/chunks2" --set trainer.max_steps=10 "${chunks[@]}" --set memory.recompute=block
+tiny "$T/chunks2" --set trainer.max_steps=20 "${chunks[@]}" --set memory.recompute=mlp
+check "feed-forwards in chunks, recomputed and resumed: byte-identical" same_files "$T/chunks" "$T/chunks2" 20
+tiny "$T/chunks2" --set trainer.max_steps=30
+expect "in other chunks: refused" 10 $?
+check "it says which key" grep -q 'memory.mlp_chunks' "$T/chunks2.out"
+
 # A factor on the loss is a power of two: in fp32 it changes no number, neither when it is doubled nor across a resume.
 scaled=(--set trainer.loss_scale=1024 --set trainer.loss_scale_steps=7)
 tiny "$T/scaled" --set trainer.max_steps=40 "${scaled[@]}"

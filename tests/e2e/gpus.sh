@@ -78,11 +78,13 @@ export T
 says "too small a GPU: a budget" 6 bash -c 'large --memory 20GB' -- 'has 18\.6 GiB: set memory\.recompute = "budget:[0-9.]*GiB", with which it fits \(no bits change\), or lower trainer\.micro'
 budget=$(large --memory 20GB 2>&1 | sed -n 's/.*"\(budget:[^"]*\)".*/\1/p')
 says "that budget" 0 bash -c "large --memory 20GB --set memory.recompute=$budget" -- 'recomputed: '
-budget=$(large --memory 13GB 2>&1 | sed -n 's/.*"\(budget:[^"]*\)".*/\1/p')
-says "a smaller budget" 0 bash -c "large --memory 13GB --set memory.recompute=$budget" -- 'recomputed: everything but what enters 4 of 8 blocks'
+deep() { large --set model.depth=28 "$@"; }
+export -f deep
+budget=$(deep --memory 29GB 2>&1 | sed -n 's/.*"\(budget:[^"]*\)".*/\1/p')
+says "a smaller budget" 0 bash -c "deep --memory 29GB --set memory.recompute=$budget" -- 'recomputed: everything but what enters 14 of 28 blocks'
 says "too small a GPU: offload" 6 bash -c 'large --memory 12.5GB' -- 'set memory\.recompute = "block" and memory\.offload_activations = true, with'
 says "offload" 0 bash -c 'large --memory 12.5GB --set memory.recompute=block --set memory.offload_activations=true' -- 'cuda:0  described'
-says "too small a GPU: the average, too" 6 bash -c 'large --memory 11.5GB' -- 'offload_activations = true and memory\.offload_ema = true, with'
+says "too small a GPU: the average, too" 6 bash -c 'large --memory 11GB' -- 'offload_activations = true and memory\.offload_ema = true, with'
 recomputed() { large "$@" --set memory.recompute=block; }
 export -f recomputed
 says "room for all" 0 bash -c 'recomputed --memory 40GB' -- 'note: memory\.recompute = "none" fits, too, with less computed twice'

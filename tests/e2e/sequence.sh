@@ -38,6 +38,13 @@ for more in "${modes[@]}"; do
     check "with $more: byte-identical" same_files "$T/many" "$T/$more" 20
 done
 
+# Each rank's own tokens in chunks.
+chunks=("${many[@]}" --set memory.mlp_chunks=3)
+tiny "$T/chunks" "${short[@]}" "${chunks[@]}"
+check "feed-forwards in chunks: one rank's losses" close "$T/one" "$T/chunks"
+tiny "$T/chunks2" "${short[@]}" "${chunks[@]}" --set memory.recompute=uniform:2 --set parallel.zero=3
+check "feed-forwards in chunks, recomputed: byte-identical" same_files "$T/chunks" "$T/chunks2" 20
+
 # Nothing else than ranks of a group dies here: the others are killed elsewhere.
 disturbed() { # NAME RUN [...]
     local name=$1 run=$2

@@ -499,32 +499,67 @@ static void compare(const struct bench *b, const struct gpu_precision *p, const 
     fflush(stdout);
 }
 
+struct memory_mode {
+    const char *recompute;
+    bool offload;
+    int mlp_chunks;
+};
+static void run_with(struct bench *b, struct memory_mode m, double *ret[2])
+{
+    const char *const words[] = {m.recompute, NULL};
+    const struct lg_denoiser_mode mode = {.batch = b->net->batch,
+                                          .train = true,
+                                          .recompute = words,
+                                          .offload = m.offload,
+                                          .mlp_chunks = m.mlp_chunks,
+                                          .training = training};
+    lg_denoiser_close(&b->denoiser);
+    gpu_need(lg_denoiser_open(b->device, &b->net->c, &mode, &b->denoiser));
+    bench_run(b, &ret[0], &ret[1]);
+}
+static void check_same(struct bench *b, const struct gpu_precision *p, struct memory_mode m,
+                       const double *const got[2])
+{
+    double *again[2];
+    run_with(b, m, again);
+    bool same = !memcmp(got[0], again[0], (size_t)lg_numel(&b->out) * sizeof(double)) &&
+                !memcmp(got[1], again[1], b->params.trained_count * sizeof(double));
+    if (!same)
+        printf("FAIL %s in %s: other bits with %s recomputed%s, feed-forwards in %d chunks\n",
+               b->net->name, p->name, m.recompute, m.offload ? ", the rest offloaded" : "",
+               m.mlp_chunks);
+    gpu_count(same);
+    for (int k = 0; k < 2; k++) free(again[k]);
+}
+
+/* With feed-forwards in chunks the same numbers but for the order of sums, and then the same bits as well. */
+static void check_chunks(struct bench *b, const struct gpu_precision *p, const double *const got[2])
+{
+    static const char *const words[] = {"mlp", "block", "uniform:1", "uniform:2"};
+    const double limit = 2 * b->net->c.depth * p->tolerance;
+    double *chunked[2];
+    run_with(b, (struct memory_mode){"none", false, 3}, chunked);
+    const double far[] = {gpu_error(chunked[0], got[0], (size_t)lg_numel(&b->out), 0),
+                          gpu_error(chunked[1], got[1], b->params.trained_count, 0)};
+    const bool close = far[0] <= limit && far[1] <= limit;
+    if (!close)
+        printf("FAIL %s in %s: %.2e and %.2e away with feed-forwards in 3 chunks\n", b->net->name,
+               p->name, far[0], far[1]);
+    gpu_count(close);
+    for (size_t i = 0; i < LG_ARRAY_LEN(words); i++)
+        check_same(b, p, (struct memory_mode){words[i], i == 3, 3},
+                   (const double *[]){chunked[0], chunked[1]});
+    for (int k = 0; k < 2; k++) free(chunked[k]);
+}
+
 /* The same bits whatever is recomputed or offloaded. */
 static void check_recomputed(struct bench *b, const struct gpu_precision *p,
                              const double *const got[2])
 {
     static const char *const words[] = {"norms",     "mlp",  "block", "uniform:1",
                                         "uniform:2", "none", "block", "uniform:2"};
-    for (size_t i = 0; i < LG_ARRAY_LEN(words); i++) {
-        const bool offload = i >= 5;
-        double *again[2];
-        const char *const recompute[] = {words[i], NULL};
-        const struct lg_denoiser_mode mode = {.batch = b->net->batch,
-                                              .train = true,
-                                              .recompute = recompute,
-                                              .offload = offload,
-                                              .training = training};
-        lg_denoiser_close(&b->denoiser);
-        gpu_need(lg_denoiser_open(b->device, &b->net->c, &mode, &b->denoiser));
-        bench_run(b, &again[0], &again[1]);
-        bool same = !memcmp(got[0], again[0], (size_t)lg_numel(&b->out) * sizeof(double)) &&
-                    !memcmp(got[1], again[1], b->params.trained_count * sizeof(double));
-        if (!same)
-            printf("FAIL %s in %s: other bits with %s recomputed%s\n", b->net->name, p->name,
-                   words[i], offload ? ", the rest offloaded" : "");
-        gpu_count(same);
-        for (int k = 0; k < 2; k++) free(again[k]);
-    }
+    for (size_t i = 0; i < LG_ARRAY_LEN(words); i++)
+        check_same(b, p, (struct memory_mode){words[i], i >= 5, 1}, got);
 }
 
 /* The same bits in memory that narrower and wider shapes use in between (DiT has but one). */
@@ -592,6 +627,7 @@ static void check_net(const struct net *net)
         gpu_count(same);
         check_shared(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]});
         check_recomputed(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]});
+        check_chunks(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]});
         double *squares = calloc((size_t)b.params.trained + 1, sizeof *squares);
         LG_ASSERT(squares);
         for (draw = 0; draw < draws; draw++) {

@@ -428,9 +428,15 @@ void denoiser_fixture_open_trained(struct denoiser_fixture *f, const char *devic
 
 int denoiser_fixture_recompute(struct denoiser_fixture *f, const char *const *words)
 {
+    return denoiser_fixture_chunks(f, words, 1);
+}
+
+int denoiser_fixture_chunks(struct denoiser_fixture *f, const char *const *words, int chunks)
+{
     const struct lg_denoiser_mode mode = {.batch = DENOISER_FIXTURE_BATCH,
                                           .train = true,
                                           .recompute = words,
+                                          .mlp_chunks = chunks,
                                           .frame_times = f->frame_times};
     lg_denoiser_close(&f->net);
     return lg_denoiser_open(f->device, &f->config, &mode, &f->net);

@@ -74,6 +74,8 @@ double denoiser_fixture_frame_time(const struct denoiser_fixture *f, int64_t b, 
 /* The net anew, with these words of memory.recompute; weights and inputs stay. Its error, if any: then the net is
  * gone. */
 int denoiser_fixture_recompute(struct denoiser_fixture *f, const char *const *words);
+/* The same with memory.mlp_chunks. */
+int denoiser_fixture_chunks(struct denoiser_fixture *f, const char *const *words, int chunks);
 void denoiser_fixture_close(struct denoiser_fixture *f);
 void denoiser_fixture_forward(struct denoiser_fixture *f);
 /* From f->dout into f->grads. */

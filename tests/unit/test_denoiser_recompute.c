@@ -43,24 +43,30 @@ static char *run(struct denoiser_fixture *f, size_t *ret_bytes)
 }
 
 /* Of the program alone: positions beside it are those that a DiT and a PixArt have. SD3's are a parameter. */
-static size_t arena_bytes(const struct denoiser_fixture *f, const char *const *words)
+static size_t chunked_bytes(const struct denoiser_fixture *f, const char *const *words, int chunks)
 {
     const struct lg_denoiser_config *c = &f->config;
     struct lg_denoiser_bytes bytes;
     struct lg_denoiser_mode mode = {
-        .batch = DENOISER_FIXTURE_BATCH, .train = true, .recompute = words};
+        .batch = DENOISER_FIXTURE_BATCH, .train = true, .recompute = words, .mlp_chunks = chunks};
     if (lg_denoiser_plan(f->device, c, &mode, &bytes) < 0) fail_msg("%s", lg_err_text());
     if (c->kind == LG_SD3) return bytes.activations;
     size_t tokens = (size_t)(c->height / c->patch) * (size_t)(c->width / c->patch);
     return bytes.activations - tokens * (size_t)c->hidden * lg_dtype_bytes(f->type);
 }
 
+static size_t arena_bytes(const struct denoiser_fixture *f, const char *const *words)
+{
+    return chunked_bytes(f, words, 1);
+}
+
 /* ---- bits ---- */
 
-static int differ(struct denoiser_fixture *f, const char *const *words, const char *kept, size_t n)
+static int differ(struct denoiser_fixture *f, const char *const *words, int chunks,
+                  const char *kept, size_t n)
 {
     size_t m;
-    if (denoiser_fixture_recompute(f, words) < 0) {
+    if (denoiser_fixture_chunks(f, words, chunks) < 0) {
         printf("  %s: %s\n", words[0], lg_err_text());
         return 1;
     }
@@ -81,13 +87,13 @@ static int compare(const struct lg_denoiser_config *c, const char *isa)
     int failures = 0;
     denoiser_fixture_open(&f, "host", isa, c, true);
     char *kept = run(&f, &n);
-    for (size_t i = 0; i < LG_ARRAY_LEN(words); i++) failures += differ(&f, words[i], kept, n);
+    for (size_t i = 0; i < LG_ARRAY_LEN(words); i++) failures += differ(&f, words[i], 1, kept, n);
     /* One in which norms and some feed-forwards go, one in which blocks do. */
     size_t some = (arena_bytes(&f, norms) + arena_bytes(&f, block)) / 2;
     snprintf(budget[0], sizeof budget[0], "budget:%zu", some);
     snprintf(budget[1], sizeof budget[1], "budget:%zu", arena_bytes(&f, block));
     for (int i = 0; i < 2; i++)
-        failures += differ(&f, (const char *const[]){budget[i], NULL}, kept, n);
+        failures += differ(&f, (const char *const[]){budget[i], NULL}, 1, kept, n);
     free(kept);
     denoiser_fixture_close(&f);
     return failures;
@@ -195,6 +201,78 @@ static void test_a_budget_is_kept(void **state)
     check_budget(&sd3);
 }
 
+/* ---- feed-forwards in chunks of tokens ---- */
+
+/* Each number of chunks is another order of sums, and in that order nothing else has any bits to say. */
+static int compare_chunks(const struct lg_denoiser_config *c, int chunks)
+{
+    static const char *const *const words[] = {norms, mlp, block, first, one, twos, threes, whole};
+    struct denoiser_fixture f;
+    int failures = 0;
+    size_t n;
+    denoiser_fixture_open(&f, "host", NULL, c, true);
+    assert_int_equal(denoiser_fixture_chunks(&f, none, chunks), 0);
+    char *kept = run(&f, &n);
+    for (size_t i = 0; i < LG_ARRAY_LEN(words); i++)
+        failures += differ(&f, words[i], chunks, kept, n);
+    free(kept);
+    denoiser_fixture_close(&f);
+    return failures;
+}
+
+/* In double precision, of the same gradients: the result, too, is the sum of the same products. */
+static int compare_with_whole(const struct lg_denoiser_config *c, int chunks)
+{
+    struct denoiser_fixture f;
+    size_t n;
+    denoiser_fixture_open(&f, "ref64", NULL, c, true);
+    double *want = (double *)run(&f, &n);
+    assert_int_equal(denoiser_fixture_chunks(&f, NULL, chunks), 0);
+    double *have = (double *)run(&f, &n);
+    const struct distance d = denoiser_fixture_distance(&f, have, want, n / sizeof *want);
+    free(want);
+    free(have);
+    denoiser_fixture_close(&f);
+    if (d.diff <= 1e-12 * d.norm) return 0;
+    printf("  in %d chunks: %g of %g\n", chunks, d.diff, d.norm);
+    return 1;
+}
+
+static void test_chunks(void **state)
+{
+    const struct lg_denoiser_config nets[] = {
+        deep(denoiser_fixture_dit()), deep(denoiser_fixture_pixart()),
+        deep(denoiser_fixture_sd3()), deep(denoiser_fixture_flux()),
+        denoiser_fixture_latte(),     denoiser_fixture_ltx()};
+    int failures = 0;
+    (void)state;
+    for (size_t i = 0; i < LG_ARRAY_LEN(nets); i++)
+        for (int chunks = 2; chunks <= 256; chunks = 2 * chunks * chunks) { /* 2, 8, 128 */
+            failures += compare_chunks(&nets[i], chunks);
+            failures += compare_with_whole(&nets[i], chunks);
+        }
+    assert_int_equal(failures, 0);
+}
+
+/* Of 48 tokens a block's hidden layer is 4 x 48 wide numbers, there twice, and its gradient. With "block" attention comes to take
+ * the most, with "mlp" much else is there. */
+static void test_chunks_take_less(void **state)
+{
+    struct denoiser_fixture f;
+    const struct lg_denoiser_config c = deep(denoiser_fixture_dit());
+    (void)state;
+    denoiser_fixture_open(&f, "host", NULL, &c, true);
+    const size_t hidden = sizeof(float) * 4 * 48 * (size_t)c.hidden;
+    const char *const *const words[] = {mlp, block, one, twos};
+    for (size_t i = 0; i < LG_ARRAY_LEN(words); i++) {
+        const size_t whole_bytes = arena_bytes(&f, words[i]);
+        const size_t half = chunked_bytes(&f, words[i], 2), sixth = chunked_bytes(&f, words[i], 6);
+        assert_true(half + (i < 2 ? 0 : hidden) <= whole_bytes && sixth < half);
+    }
+    assert_true(chunked_bytes(&f, none, 6) >= arena_bytes(&f, none));
+    denoiser_fixture_close(&f);
+}
+
 /* ---- what is repeated ---- */
 
 static int lines_with(const char *text, const char *word)
@@ -254,10 +332,9 @@ int main(int argc, char **argv)
 {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits_are_the_same),
-        cmocka_unit_test(test_memory_shrinks),
-        cmocka_unit_test(test_a_budget_is_kept),
-        cmocka_unit_test(test_nodes_that_are_repeated),
+        cmocka_unit_test(test_bits_are_the_same), cmocka_unit_test(test_memory_shrinks),
+        cmocka_unit_test(test_a_budget_is_kept),  cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_chunks_take_less),  cmocka_unit_test(test_nodes_that_are_repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,6 +16,7 @@
 enum { B = SMALL_B, T = SMALL_T, D = SMALL_D, BLOCKS = 3 };
 enum { NORMS = LG_DROP_NORMS, MLP = LG_DROP_MLP, ALL = LG_DROP_ALL };
 enum { START = ALL | LG_DROP_RESULTS, GROUP = START | LG_DROP_ENTRY }; /* the group's others */
+enum { APART = ALL | LG_DROP_APART };
 
 static struct small_graph small, *const f = &small;
 static const unsigned nothing[BLOCKS];
@@ -114,12 +115,15 @@ static int differ(void (*describe)(void), bool fuse, const unsigned *drop)
 static int compare_on(const char *isa)
 {
     static const unsigned some[][BLOCKS] = {
-        {NORMS, MLP, ALL},     {ALL, NORMS, MLP},     {MLP, ALL, NORMS},     {ALL, 0, ALL},
-        {0, ALL, 0},           {0, NORMS, 0},         {0, 0, MLP},           {ALL, ALL, 0},
-        {0, ALL, ALL},         {NORMS | MLP, 0, 0},   {0, ALL | NORMS, MLP}, {START, START, START},
-        {START, GROUP, GROUP}, {START, GROUP, START}, {START, START, GROUP}, {START, START, ALL},
-        {ALL, START, GROUP},   {START, 0, START},     {NORMS, START, GROUP}, {START, GROUP, MLP},
-        {START, NORMS, START}, {START, GROUP, NORMS}};
+        {NORMS, MLP, ALL},     {ALL, NORMS, MLP},     {MLP, ALL, NORMS},
+        {ALL, 0, ALL},         {0, ALL, 0},           {0, NORMS, 0},
+        {0, 0, MLP},           {ALL, ALL, 0},         {0, ALL, ALL},
+        {NORMS | MLP, 0, 0},   {0, ALL | NORMS, MLP}, {START, START, START},
+        {START, GROUP, GROUP}, {START, GROUP, START}, {START, START, GROUP},
+        {START, START, ALL},   {ALL, START, GROUP},   {START, 0, START},
+        {NORMS, START, GROUP}, {START, GROUP, MLP},   {START, NORMS, START},
+        {START, GROUP, NORMS}, {APART, APART, APART}, {START | APART, GROUP | APART, 0},
+        {0, APART, ALL}};
     int failures = 0;
     small_open(f, "host", isa);
     for (int fuse = 0; fuse < 2; fuse++) {
@@ -147,6 +151,7 @@ static void random_drops(uint64_t seed, unsigned *ret, unsigned n)
         ret[i] = seed / 2 % 2 ? (unsigned)(bits % (2 * (NORMS | MLP | ALL)))
                               : 1 + (unsigned)(seed / 4 + i) % (NORMS | MLP | ALL);
         if (ret[i] & LG_DROP_RESULTS) ret[i] |= ALL;
+        if ((ret[i] & ALL) && bits / 256 % 2) ret[i] |= LG_DROP_APART;
         if (i && bits / 64 % 4 && (ret[i] & ret[i - 1] & START) == START) ret[i] |= LG_DROP_ENTRY;
     }
 }
