@@ -196,16 +196,15 @@ static lg_tensor mlp_chunk(lg_net *n, const struct lg_mlp *m, lg_tensor x, lg_te
     return lg_net_linear_beside(n, (lg_tensor[]){beside, h}, 2, down, name);
 }
 
+/* As even as can be; of fewer rows than chunks one each. */
 lg_tensor lg_net_mlp(lg_net *n, const struct lg_mlp *m)
 {
-    enum { ALIGNED = 8 }; /* rows: any type's are then whole vectors of 16 bytes */
-    const int64_t rows = lg_net_rows(m->x).dim[0], chunks = LG_MAX(n->mlp_chunks, 1);
-    const int64_t share = (rows + chunks - 1) / chunks;
-    const int64_t each = (share + ALIGNED - 1) / ALIGNED * ALIGNED;
+    const int64_t rows = lg_net_rows(m->x).dim[0];
+    const int64_t chunks = LG_MIN(LG_MAX(n->mlp_chunks, 1), rows);
     if (!n->g || chunks == 1) return mlp_chunk(n, m, m->x, m->beside, LG_NONE);
     lg_tensor y = lg_net_value(n, m->scope, lg_net_with_last(m->x, m->down.out));
-    for (int64_t from = 0; from < rows; from += each) {
-        const int64_t count = LG_MIN(each, rows - from);
+    for (int64_t i = 0; i < chunks; i++) {
+        const int64_t from = rows * i / chunks, count = rows * (i + 1) / chunks - from;
         mlp_chunk(n, m, tokens_of(m->x, from, count),
                   m->beside.rank ? tokens_of(m->beside, from, count) : LG_NONE,
                   tokens_of(y, from, count));
