@@ -4,6 +4,7 @@
 #include "config/manifest.h"
 #include "stages/trainer/frozen.h"
 #include "stages/trainer/gradients.h"
+#include "stages/trainer/ring.h"
 #include "stages/trainer/working.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -70,8 +71,11 @@ int lg_rank_nets_compile(lg_device *d, const lg_config *c, const lg_plan *p, int
             return LG_FAIL(LG_ERR_CONFIG,
                            "memory.recompute: with this budget the net of bucket %dx%d uses its "
                            "weights in another order than that of %dx%d: choose otherwise what is "
-                           "recomputed, as \"norms\" or \"block\"",
-                           shape.height, shape.width, first.height, first.width);
+                           "recomputed, as \"norms\" or \"block\"%s",
+                           shape.height, shape.width, first.height, first.width,
+                           c->memory_mlp_chunks > 1
+                               ? ", or set memory.mlp_chunks to 1, if one of them has one token"
+                               : "");
     }
     return 0;
 }
@@ -199,10 +203,21 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
     return r;
 }
 
+/* A hash of it, where it must be that of all ranks (gradients.h). */
+static uint64_t order_of_gradients(const lg_plan *p, const lg_params *t, const lg_denoiser *net)
+{
+    struct lg_ring ring;
+    if (!p->scatters) return 0;
+    lg_ring_plan(t, net, &ring);
+    const uint64_t hash = ring.hash;
+    lg_ring_free(&ring);
+    return hash;
+}
+
 /* Of the ranks that have the same part of the sequence; these have nets of one kind. */
 static int find_bytes_of_part(const lg_config *c, const lg_plan *p, lg_device *d,
                               const struct lg_denoiser_config *config, const lg_params *t, int part,
-                              struct rank_bytes *ret)
+                              struct rank_bytes *ret, uint64_t *ret_order)
 {
     struct lg_rank_nets *nets = calloc(1, sizeof *nets);
     LG_ASSERT(nets);
@@ -212,6 +227,7 @@ static int find_bytes_of_part(const lg_config *c, const lg_plan *p, lg_device *d
                              lg_batch_bytes(d, nets->batch, nets->n);
         for (int r = part; r < p->instances[LG_ROLE_trainer]; r += p->sequence)
             ret[r] = bytes_of(c, p, d, nets, t, batch, r % p->shards);
+        *ret_order = order_of_gradients(p, t, nets->net[0]);
     }
     lg_rank_nets_close(nets);
     free(nets);
@@ -224,8 +240,17 @@ static int find_bytes(const lg_config *c, const lg_plan *p, const struct lg_deno
     lg_device *d;
     int rc = 0;
     LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_trainer, 0, &d));
-    for (int part = 0; part < p->sequence && rc == 0; part++)
-        rc = find_bytes_of_part(c, p, d, config, t, part, ret);
+    uint64_t order = 0, first = 0;
+    for (int part = 0; part < p->sequence && rc == 0; part++) {
+        rc = find_bytes_of_part(c, p, d, config, t, part, ret, &order);
+        if (part == 0) first = order;
+        if (rc == 0 && order != first && c->memory_mlp_chunks > 1)
+            rc = LG_FAIL(LG_ERR_CONFIG,
+                         "memory.mlp_chunks = %d: rank %d's part of the sequence is one token, of "
+                         "which there are no chunks, so "
+                         "that its gradients leave in another order than rank 0's: set it to 1",
+                         (int)c->memory_mlp_chunks, part);
+    }
     lg_device_close(&d);
     return rc;
 }

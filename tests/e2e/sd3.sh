@@ -166,6 +166,9 @@ refused() { # NAME PATTERN [--set ...]
 }
 refused "another depth" 'model.depth = 4, but the weights of model.from have 3' --set model.depth=4
 refused "CLIPs of two lengths" 'those of both CLIP stand side by side' --set text.clip_l.length=12
+# Three rows of patches in one column, of one sample: two tokens and one.
+refused "a part of one token, in chunks" "rank 1's part of the sequence is one token, of which there are no chunks" --set 'data.size=[48, 16]' \
+    --set parallel.sp=2 --set trainer.micro_batch_size=1 --set parallel.zero=2 --set memory.mlp_chunks=2
 refused "T5's section without T5" 'text.t5.shards without text.t5.model' --set text.t5.model=
 
 # Without T5: a folder that has none, as diffusers' pipeline is loaded with text_encoder_3=None; zeros in its place.
