@@ -50,7 +50,10 @@ tiny "$T/chunks2" --set trainer.max_steps=20 "${chunks[@]}" --set memory.recompu
 check "feed-forwards in chunks, recomputed and resumed: byte-identical" same_files "$T/chunks" "$T/chunks2" 20
 tiny "$T/chunks2" --set trainer.max_steps=30
 expect "in other chunks: refused" 10 $?
-check "it says which key" grep -q 'memory.mlp_chunks' "$T/chunks2.out"
+check "it says which key" grep -q 'memory.mlp_chunks was 3 when the run began and is 1 now.*name it in trainer.resume_changes' "$T/chunks2.out"
+tiny "$T/whole" --set trainer.max_steps=30 --set trainer.resume_from="$(checkpoint_of "$T/chunks" 20)" \
+    --set 'trainer.resume_changes=["memory.mlp_chunks"]'
+expect "in other chunks, where that is named" 0 $?
 
 # A factor on the loss is a power of two: in fp32 it changes no number, neither when it is doubled nor across a resume.
 scaled=(--set trainer.loss_scale=1024 --set trainer.loss_scale_steps=7)

@@ -4,8 +4,8 @@
  *
  * usage: bench_step_cuda [BATCH [STEPS [PRECISION [step|NET]]]]      (256, 10, bf16)
  *
- * A NET with adapters (LoRA) trains them alone. From the environment: LG_BENCH_RECOMPUTE, words of memory.recompute, and
- * LG_BENCH_FROZEN, how what is frozen is stored (fp8, int8).
+ * A NET with adapters (LoRA) trains them alone. From the environment: LG_BENCH_RECOMPUTE, words of memory.recompute,
+ * LG_BENCH_MLP_CHUNKS, its mlp_chunks, and LG_BENCH_FROZEN, how what is frozen is stored (fp8, int8).
  *
  * Prints ms a step (median), images a second, model TFLOP/s, bytes on the GPU; then all operations of a
  * step with their time within it (op_times.h); then, unless "step" or a net of `presets` is said, the large ones of DiT-XL/2
@@ -259,11 +259,14 @@ static void open_step(struct step *s)
     s->c = preset->c;
     double before = now_ms();
     const char *const recompute[] = {getenv("LG_BENCH_RECOMPUTE"), NULL};
-    const char *frozen = getenv("LG_BENCH_FROZEN");
+    const char *frozen = getenv("LG_BENCH_FROZEN"), *chunks = getenv("LG_BENCH_MLP_CHUNKS");
     const struct lg_training training = {.adapter = {.rank = preset->rank, .alpha = preset->rank},
                                          .frozen = lg_storage_of(frozen ? frozen : "auto")};
-    const struct lg_denoiser_mode mode = {
-        .batch = (int)batch, .train = true, .recompute = recompute, .training = training};
+    const struct lg_denoiser_mode mode = {.batch = (int)batch,
+                                          .train = true,
+                                          .recompute = recompute,
+                                          .mlp_chunks = chunks ? atoi(chunks) : 1,
+                                          .training = training};
     gpu_need(lg_denoiser_table(&s->c, &training, &s->params));
     gpu_need(lg_denoiser_open(device, &s->c, &mode, &s->net));
     struct lg_denoiser_bytes bytes;

@@ -74,7 +74,7 @@ tests_of_file() {
     stages/trainer/working.*) echo moments e2e:cast_weights e2e:zero e2e:offload_optimizer e2e:apart ;;
     stages/trainer/exchanges.* | stages/trainer/trainer.*) echo exchanges e2e:sequence e2e:apart e2e:video ;;
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
-    config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter ;;
+    config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter e2e:determinism ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/hosts.*) echo hosts_rules sim_hosts e2e:hosts ;;
     stages/exchange/ucx.*) echo transport_ucx e2e:hosts ;;
@@ -87,7 +87,7 @@ tests_of_file() {
     kernels/graph/grad.*) echo graph_grad graph_attention ;;
     kernels/graph/exchange.*) echo graph_exchange sequence ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
-    kernels/graph/recompute.*) echo graph_recompute ;;
+    kernels/graph/recompute.*) echo graph_recompute denoiser_recompute ;;
     kernels/graph/offload.*) echo offload ;;
     stages/io/bpe*) echo bpe ;;
     stages/io/spiece_json.*) echo spiece_json ;;
@@ -104,7 +104,7 @@ tests_of_file() {
     stages/nets/autoencoder* | stages/nets/video.* | stages/nets/tiles.*) echo ltx_vae autoencoder ;;
     stages/nets/denoiser.*) echo clips denoiser_recompute denoiser_shapes adapter sequence ;;
     stages/nets/adapter_file.*) echo adapter kohya e2e:unet ;;
-    stages/nets/adapter* | stages/nets/linear.*) echo adapter kohya sequence ;;
+    stages/nets/adapter* | stages/nets/linear.*) echo adapter kohya sequence denoiser_recompute ;;
     stages/nets/unet* | stages/nets/maps.* | config/unet.*) echo unet ;;
     config/denoisers.*) echo unet config ;;
     stages/nets/kohya*) echo kohya ;;
