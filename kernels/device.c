@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/fs.h"
 #include "base/pieces.h"
+#include "base/room.h"
 #include "kernels/backend.h"
 #include "kernels/op_trace.h"
 #include <dlfcn.h>
@@ -199,7 +200,9 @@ int lg_device_alloc(lg_device *d, size_t bytes, void **ret)
     if (!grown) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the list of device allocations");
     d->allocations = grown;
     void *p = NULL;
-    LG_TRY(d->alloc(d, bytes, &p));
+    int no_room = 0, rc;
+    while ((rc = d->alloc(d, bytes, &p)) < 0 && lg_room_may_come(rc, &no_room)) continue;
+    LG_TRY(rc);
     LG_ASSERT(p && (uintptr_t)p % 64 == 0);
     d->allocations[d->n_allocations++] = p;
     lg_trace_memory(p, bytes);

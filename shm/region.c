@@ -10,6 +10,7 @@
 #include "shm/region.h"
 #include "base/cgroup.h"
 #include "base/heartbeat.h"
+#include "base/room.h"
 #include "shm/keeper.h"
 #include <fcntl.h>
 #include <stdio.h>
@@ -253,7 +254,8 @@ fail:
  * somebody drops the name in between. */
 static int open_host_part(const struct lg_region_spec *spec, lg_region **ret, bool *ret_stored)
 {
-    for (int i = 0; i < OPEN_TRIES_MAX; i++) {
+    int no_room = 0;
+    for (int i = 0; i < OPEN_TRIES_MAX + no_room; i++) {
         int fd;
         uint64_t bytes;
         int rc = lg_keeper_get(spec->keeper, spec->name, &bytes, &fd);
@@ -267,7 +269,9 @@ static int open_host_part(const struct lg_region_spec *spec, lg_region **ret, bo
             return LG_FAIL(LG_ERR_NOTFOUND, "region %s is lost: the keeper does not have it",
                            spec->name);
         lg_region *r;
-        LG_TRY(create(spec, &r));
+        rc = create(spec, &r);
+        if (lg_room_may_come(rc, &no_room)) continue; /* perhaps somebody else's is there now */
+        LG_TRY(rc);
         rc = lg_keeper_put(spec->keeper, spec->name, spec->bytes, r->fd);
         if (rc >= 0) {
             *ret_stored = rc == LG_KEEPER_STORED;
@@ -325,7 +329,7 @@ static int payload_fd(const char *keeper, lg_region *r, int *ret_fd, bool *ret_s
 {
     char name[LG_REGION_NAME_BYTES];
     uint64_t bytes;
-    int rc = LG_ERR_NOTFOUND;
+    int rc = LG_ERR_NOTFOUND, no_room = 0;
     payload_name(r->name, name);
     for (int i = 0; i < LOST_TRIES_MAX; i++) {
         rc = lg_keeper_get(keeper, name, &bytes, ret_fd);
@@ -336,7 +340,9 @@ static int payload_fd(const char *keeper, lg_region *r, int *ret_fd, bool *ret_s
             nanosleep(&(struct timespec){0, LOST_WAIT_MS * 1000000L}, NULL);
             continue;
         }
-        LG_TRY(r->place.create(&r->place, r->bytes, ret_fd));
+        rc = r->place.create(&r->place, r->bytes, ret_fd);
+        if (lg_room_may_come(rc, &no_room)) continue; /* perhaps somebody else's is there now */
+        LG_TRY(rc);
         rc = lg_keeper_put(keeper, name, r->bytes, *ret_fd);
         if (rc >= 0) break;
         close(*ret_fd);

@@ -1,6 +1,8 @@
 /* Devices: opening them, their memory, dry streams, and the contents of tensors that a kernel refuses. A
  * refusal is an abort, so each is looked for in a child of its own. */
 #include "base/check.h"
+#include "base/room.h"
+#include "kernels/backend.h"
 #include "kernels/ops.h"
 #include "tests/unit/ref64_fixture.h"
 #include <fcntl.h>
@@ -108,6 +110,32 @@ static void device_memory(void **state)
     assert_null(d);
 }
 
+/* Others hold what they are about to give back. */
+static int (*roomy)(lg_device *, size_t, void **);
+static int without_room;
+static int crowded(lg_device *d, size_t bytes, void **ret)
+{
+    if (without_room-- <= 0) return roomy(d, bytes, ret);
+    return LG_FAIL(LG_ERR_NOSPACE, "others have it");
+}
+
+static void room_that_comes(void **state)
+{
+    lg_device *d;
+    void *a;
+    assert_int_equal(lg_device_open("ref64", NULL, &d), 0);
+    roomy = d->alloc;
+    d->alloc = crowded;
+    without_room = 3;
+    assert_int_equal(lg_device_alloc(d, 1000, &a), 0);
+    assert_true(((char *)a)[999] == 0 && without_room == -1);
+    without_room = 1000;
+    assert_int_equal(lg_device_alloc(d, 1000, &a), LG_ERR_NOSPACE);
+    assert_non_null(strstr(lg_err_message(), "others have it"));
+    lg_err_clear();
+    lg_device_close(&d);
+}
+
 static void wrong_devices(void **state)
 {
     static const char *const NAMES[] = {
@@ -129,10 +157,10 @@ static void wrong_devices(void **state)
 
 int main(void)
 {
+    lg_room_wait_ms = 0;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contents),
-        cmocka_unit_test(dry_streams),
-        cmocka_unit_test(device_memory),
+        cmocka_unit_test(contents),      cmocka_unit_test(dry_streams),
+        cmocka_unit_test(device_memory), cmocka_unit_test(room_that_comes),
         cmocka_unit_test(wrong_devices),
     };
     return cmocka_run_group_tests(tests, ref64_open, ref64_close);

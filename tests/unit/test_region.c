@@ -1,5 +1,6 @@
 /* Regions: created once, checked when attached, filled once, deposited again. */
 #include "base/clock.h"
+#include "base/room.h"
 #include "shm/keeper.h"
 #include "shm/region.h"
 #include "shm/window.h"
@@ -222,6 +223,58 @@ static void test_device_payload(void **state)
     assert_int_equal(lg_region_open(&other, &b), LG_ERR_MISMATCH);
     assert_non_null(strstr(lg_err_message(), "lies on cuda:3"));
     lg_region_close(&a);
+}
+
+/* Another process has made it at the same time, and there is no room for two: its deposit comes, or its memory goes. */
+static int without_room, rival_at;
+static int crowded_create(const struct lg_region_place *p, size_t bytes, int *ret_fd)
+{
+    int rival;
+    if (!without_room) return fake_create(p, bytes, ret_fd);
+    if (without_room-- == rival_at) {
+        assert_int_equal(fake_create(p, bytes, &rival), 0);
+        assert_true(lg_keeper_put(f.keeper, "trainer/0/master/0@", bytes, rival) >= 0);
+        close(rival);
+    }
+    return LG_FAIL(LG_ERR_NOSPACE, "no room for a second one");
+}
+
+static void test_no_room_for_two(void **state)
+{
+    lg_region *a;
+    struct lg_region_place crowded = fake;
+    crowded.create = crowded_create;
+    spec.place = &crowded;
+    made = 0, without_room = 3, rival_at = 2;
+    assert_int_equal(lg_region_open(&spec, &a), 0);
+    assert_int_equal(made, 1); /* the rival's */
+    assert_int_equal(without_room, 1);
+    lg_region_close(&a);
+}
+
+static void test_room_that_comes(void **state)
+{
+    lg_region *a;
+    struct lg_region_place crowded = fake;
+    crowded.create = crowded_create;
+    spec.place = &crowded;
+    made = 0, without_room = 5, rival_at = 0;
+    assert_int_equal(lg_region_open(&spec, &a), 0);
+    assert_int_equal(made, 1);
+    assert_int_equal(without_room, 0);
+    lg_region_close(&a);
+}
+
+static void test_room_that_does_not_come(void **state)
+{
+    lg_region *a;
+    struct lg_region_place crowded = fake;
+    crowded.create = crowded_create;
+    spec.place = &crowded;
+    made = 0, without_room = 1000, rival_at = 0;
+    assert_int_equal(lg_region_open(&spec, &a), LG_ERR_NOSPACE);
+    assert_non_null(strstr(lg_err_message(), "no room for a second one"));
+    assert_int_equal(made, 0);
 }
 
 /* A process that uses the front alone makes nothing on the GPU, and has no second copy to tell of. */
@@ -615,6 +668,7 @@ static void test_speed(void **state)
 
 int main(void)
 {
+    lg_room_wait_ms = 0;
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(test_same_memory),
@@ -629,6 +683,9 @@ int main(void)
         T(test_speed),
         T(test_device_payload),
         T(test_copies),
+        T(test_no_room_for_two),
+        T(test_room_that_comes),
+        T(test_room_that_does_not_come),
         T(test_front_alone),
         T(test_host_payload_of_a_device),
         T(test_lost),
