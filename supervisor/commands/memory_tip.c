@@ -23,23 +23,32 @@ static bool find_budget(const struct lg_memory_device *d, char *ret, size_t byte
     return less < each && budget_word(each - less, ret, bytes);
 }
 
+#define NO_BITS "no bits change"
 /* From what costs least. */
 static const struct {
-    const char *set[3], *text;
+    const char *set[4], *text, *bits;
 } WAYS[] = {
-    {{"memory.recompute=block"}, "memory.recompute = \"block\""},
+    {{"memory.recompute=block"}, "memory.recompute = \"block\"", NO_BITS},
     {{"memory.recompute=block", "memory.offload_activations=true"},
-     "memory.recompute = \"block\" and memory.offload_activations = true"},
+     "memory.recompute = \"block\" and memory.offload_activations = true",
+     NO_BITS},
     {{"memory.recompute=block", "memory.offload_activations=true", "memory.offload_ema=true"},
      "memory.recompute = \"block\", memory.offload_activations = true and memory.offload_ema = "
-     "true"},
+     "true",
+     NO_BITS},
+    {{"memory.recompute=block", "memory.offload_activations=true", "memory.offload_ema=true",
+      "memory.mlp_chunks=8"},
+     "memory.recompute = \"block\", memory.offload_activations = true, memory.offload_ema = true "
+     "and memory.mlp_chunks = 8",
+     "the last one decides bits: another run"},
 };
 
 void lg_memory_tip(const struct lg_memory *m, lg_memory_try *fits, void *of,
                    char ret[LG_MEMORY_TIP_BYTES])
 {
     const struct lg_memory_device *d = lg_memory_small_gpu(m);
-    char budget[32], set[64], text[LG_MEMORY_TIP_BYTES - 64] = "";
+    char budget[32], set[64], text[LG_MEMORY_TIP_BYTES - 96] = "";
+    const char *bits = NO_BITS;
     *ret = 0;
     if (!d || !d->ranks) return;
     if (find_budget(d, budget, sizeof budget)) {
@@ -47,10 +56,12 @@ void lg_memory_tip(const struct lg_memory *m, lg_memory_try *fits, void *of,
         if (fits(of, (const char *const[]){set}, 1))
             snprintf(text, sizeof text, "memory.recompute = \"%s\"", budget);
     }
-    for (size_t i = 0; i < LG_ARRAY_LEN(WAYS) && !*text; i++)
-        if (fits(of, WAYS[i].set, (int)i + 1)) snprintf(text, sizeof text, "%s", WAYS[i].text);
-    if (*text)
-        snprintf(ret, LG_MEMORY_TIP_BYTES, "set %s, with which it fits (no bits change)", text);
+    for (size_t i = 0; i < LG_ARRAY_LEN(WAYS) && !*text; i++) {
+        if (!fits(of, WAYS[i].set, (int)i + 1)) continue;
+        snprintf(text, sizeof text, "%s", WAYS[i].text);
+        bits = WAYS[i].bits;
+    }
+    if (*text) snprintf(ret, LG_MEMORY_TIP_BYTES, "set %s, with which it fits (%s)", text, bits);
 }
 
 void lg_memory_less_recomputed(const struct lg_memory *m, lg_memory_try *fits, void *of,

@@ -8,7 +8,7 @@ enum { LG_MEMORY_TIP_BYTES = 320 };
 typedef bool lg_memory_try(void *of, const char *const *set, int n);
 
 /* As much recomputation as makes the first such GPU large enough, else all of it, with activations, then also the average, in
- * host memory: "set ...". "": no GPU is too small, or nothing of this is enough. */
+ * host memory, then with feed-forwards in chunks: "set ...". "": no GPU is too small, or nothing of this is enough. */
 void lg_memory_tip(const struct lg_memory *m, lg_memory_try *fits, void *of,
                    char ret[LG_MEMORY_TIP_BYTES]);
 /* Of a run that fits and recomputes: "none", or the budget that leaves a fiftieth of every GPU free, where that is a tenth more than

@@ -85,6 +85,7 @@ says "a smaller budget" 0 bash -c "deep --memory 29GB --set memory.recompute=$bu
 says "too small a GPU: offload" 6 bash -c 'large --memory 12.5GB' -- 'set memory\.recompute = "block" and memory\.offload_activations = true, with'
 says "offload" 0 bash -c 'large --memory 12.5GB --set memory.recompute=block --set memory.offload_activations=true' -- 'cuda:0  described'
 says "too small a GPU: the average, too" 6 bash -c 'large --memory 11GB' -- 'offload_activations = true and memory\.offload_ema = true, with'
+says "too small a GPU: chunks, too" 6 bash -c 'large --memory 9.55GB' -- 'memory\.mlp_chunks = 8, with which it fits \(the last one decides bits'
 recomputed() { large "$@" --set memory.recompute=block; }
 export -f recomputed
 says "room for all" 0 bash -c 'recomputed --memory 40GB' -- 'note: memory\.recompute = "none" fits, too, with less computed twice'

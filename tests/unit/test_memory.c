@@ -299,6 +299,9 @@ static void check_tip(uint64_t bytes, uint64_t activations, int ranks, uint64_t 
 #define BLOCK   "memory.recompute=block; "
 #define OFFLOAD "memory.recompute=block memory.offload_activations=true; "
 #define AVERAGE "memory.recompute=block memory.offload_activations=true memory.offload_ema=true; "
+#define CHUNKS                                                                                     \
+    "memory.recompute=block memory.offload_activations=true memory.offload_ema=true "              \
+    "memory.mlp_chunks=8; "
 static void test_tip(void **state)
 {
     (void)state;
@@ -318,7 +321,11 @@ static void test_tip(void **state)
     check_tip(10 * GIB, 8 * GIB, 1, 1 * GIB, 3, BLOCK OFFLOAD AVERAGE,
               "set memory.recompute = \"block\", memory.offload_activations = true and "
               "memory.offload_ema = true, with which it fits (no bits change)");
-    check_tip(10 * GIB, 8 * GIB, 1, 1 * GIB, 9, BLOCK OFFLOAD AVERAGE, "");
+    check_tip(10 * GIB, 8 * GIB, 1, 1 * GIB, 4, BLOCK OFFLOAD AVERAGE CHUNKS,
+              "set memory.recompute = \"block\", memory.offload_activations = true, "
+              "memory.offload_ema = true and "
+              "memory.mlp_chunks = 8, with which it fits (the last one decides bits: another run)");
+    check_tip(10 * GIB, 8 * GIB, 1, 1 * GIB, 9, BLOCK OFFLOAD AVERAGE CHUNKS, "");
     /* Two ranks on one GPU, each with half of what is too much. */
     check_tip(12 * GIB - 1, 8 * GIB - 1, 2, 9 * GIB, 1, "memory.recompute=budget:2.5GiB; ",
               "set memory.recompute = \"budget:2.5GiB\", with which it fits (no bits change)");
