@@ -187,7 +187,7 @@ static void note_read(lg_graph *g, int node, int value)
     v->last = node;
 }
 
-static void note_written(lg_graph *g, int node, const struct lg_use *u)
+static void note_written(lg_graph *g, int node, const struct lg_use *u, bool check)
 {
     struct lg_value *v = &g->value[u->value];
     bool adds = lg_operand_adds(u->operand, lg_graph_args(g, node));
@@ -196,21 +196,21 @@ static void note_written(lg_graph *g, int node, const struct lg_use *u)
         note_read(g, node, v->again);
     } else if (adds) { /* to what another node of this run has written there */
         LG_ASSERT(v->sum && v->first >= 0);
-    } else if (v->first >= 0) {
+    } else if (v->first >= 0 && check) {
         check_single(g, node, u);
     }
     if (v->first < 0) v->first = node;
     v->last = node;
 }
 
-static void note(lg_graph *g, int node)
+static void note(lg_graph *g, int node, bool check)
 {
     struct lg_use use[LG_USES_MAX];
     int count = lg_graph_uses(g, node, use);
     for (int i = 0; i < count; i++) /* what a part makes another part of the node reads */
         if (!use[i].operand->out && use[i].operand->same < 0) note_read(g, node, use[i].value);
     for (int i = 0; i < count; i++)
-        if (use[i].operand->out) note_written(g, node, &use[i]);
+        if (use[i].operand->out) note_written(g, node, &use[i], check);
 }
 
 static size_t add_bytes(lg_graph *g, const void *args, size_t bytes)
@@ -239,13 +239,13 @@ static void record(lg_stream *s, lg_op_id op, const void *args)
 {
     lg_graph *g = (lg_graph *)s;
     size_t at = add_args(g, op, args);
-    note(g, add_node(g, (struct lg_node){LG_NODE_CALL, op, at, g->block, g->backward}));
+    note(g, add_node(g, (struct lg_node){LG_NODE_CALL, op, at, g->block, g->backward}), true);
 }
 
 void lg_graph_record(lg_graph *g, enum lg_node_kind kind, const void *args, size_t bytes)
 {
     size_t at = add_bytes(g, args, bytes);
-    note(g, add_node(g, (struct lg_node){kind, LG_OP_COUNT, at, g->block, g->backward}));
+    note(g, add_node(g, (struct lg_node){kind, LG_OP_COUNT, at, g->block, g->backward}), true);
 }
 
 void lg_graph_zero(lg_graph *g, lg_tensor t)
@@ -316,14 +316,24 @@ void lg_graph_insert(lg_graph *g, const struct lg_insertion *in, int n)
     free(all);
 }
 
-void lg_graph_index(lg_graph *g)
+static void find_uses(lg_graph *g, bool check)
 {
     int n = 0;
     for (int i = 0; i < g->n_nodes; i++)
         if (g->node[i].kind != LG_NODE_REMOVED) g->node[n++] = g->node[i];
     g->n_nodes = n;
     for (int i = 0; i < g->n_values; i++) g->value[i].first = g->value[i].last = -1;
-    for (int i = 0; i < n; i++) note(g, i);
+    for (int i = 0; i < n; i++) note(g, i, check);
+}
+
+void lg_graph_index(lg_graph *g)
+{
+    find_uses(g, true);
+}
+
+void lg_graph_index_again(lg_graph *g)
+{
+    find_uses(g, false);
 }
 
 /* ---- the graph ---- */

@@ -130,3 +130,6 @@ void lg_graph_insert(lg_graph *g, const struct lg_insertion *in, int n);
 size_t lg_graph_add_copy(lg_graph *g, const struct lg_copy_args *args);
 /* Takes removed nodes out, finds out anew who writes and uses the values, and checks single assignment. */
 void lg_graph_index(lg_graph *g);
+/* The same without the check, which looks at all nodes between two that write parts of a value: for a pass that calls it for each
+ * block, and the other one at its end. */
+void lg_graph_index_again(lg_graph *g);

@@ -253,7 +253,7 @@ static void recompute_blocks(lg_graph *g, const unsigned *drop, int from, int to
     free(r.dropped);
     free(r.needed);
     free(r.again);
-    lg_graph_index(g);
+    lg_graph_index_again(g);
 }
 
 void lg_graph_recompute(lg_graph *g, const unsigned *drop)
@@ -273,6 +273,7 @@ void lg_graph_recompute(lg_graph *g, const unsigned *drop)
         if (b < last && drop[b]) recompute_blocks(g, drop, b, last, drop[b]);
         last = b - 1;
     }
+    lg_graph_index(g);
 }
 
 /* ---- matrices of 8 bits ---- */
