@@ -1,7 +1,7 @@
 /* Recomputation: what the forward of a block made need not be kept for its backward; it can be made again.
  *
- * In front of a block's backward the nodes are repeated that make what was dropped, from what was kept: the same
- * operations on the same bytes, so the same bits. What other blocks read is always kept, as the residual stream between
+ * In a block's backward the nodes are repeated that make what was dropped, from what was kept, each in front of its first
+ * reader: the same operations on the same bytes, so the same bits. What other blocks read is always kept, as the residual stream between
  * two blocks and the projection that is added to it, but where the classes below say otherwise. Called after
  * lg_graph_grad and lg_graph_fuse.
  *
@@ -24,9 +24,9 @@ enum {
         8, /* with that: and for a residual with which the next block begins, which keeps the sum */
     LG_DROP_ENTRY =
         16, /* with both, not of the first block: and that sum, with which this one begins */
-    LG_DROP_APART =
-        32, /* with ALL: what MLP names is made for its backward by itself, not when the rest of the block is, */
-    /* which makes it, too, where it needs it: many parts of a hidden layer are there one at a time */
+    /* With ALL: what MLP names is made for its backward by itself, not when the rest of the block is, which makes it, too,
+     * where it needs it. Chunks of a hidden layer are then there one at a time. */
+    LG_DROP_APART = 32,
 };
 
 /* drop[i]: of block i, in the order of lg_graph_begin_block. */

@@ -308,6 +308,7 @@ static void test_what_is_kept(void **state)
         block[i] = ALL, start[i] = START, three[i] = i % 3 ? GROUP : START;
     const size_t of_block = deep_bytes(block), of_start = deep_bytes(start);
     assert_true(of_start + (DEEP - 1 - 6) * VALUE <= of_block);
+    assert_true(of_start <= 67 * VALUE && 2 * of_block <= 145 * VALUE); /* what they have been */
     assert_true(deep_bytes(three) + (DEEP - DEEP / 3 - 2) * VALUE <= of_start);
 }
 
