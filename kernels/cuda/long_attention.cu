@@ -146,10 +146,16 @@ template <typename T, int D> struct key_side {
         }
         products_end();
     }
-    static __device__ __forceinline__ float2 two_floats(uint32_t at)
+    /* Values of 16 queries, of which a thread has four: those of its columns of one 8, and of the other. */
+    struct of_columns {
+        float2 of[2];
+    };
+    static __device__ __forceinline__ of_columns values_at(uint32_t at)
     {
-        float2 x;
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+        of_columns x;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(x.of[0].x), "=f"(x.of[0].y), "=f"(x.of[1].x), "=f"(x.of[1].y)
+                     : "r"(at));
         return x;
     }
     /* P^T of S^T: p rounded to T, with d > 64 w to fp16. */
@@ -163,14 +169,14 @@ template <typename T, int D> struct key_side {
                 if (row % ROWS + lane / 4 + i / 2 % 2 * 8 >= keys) s[i] = -INFINITY;
         }
 #pragma unroll
-        for (int j = 0; j < QUERIES / 8; j++) {
-            float2 l = two_floats(minus_lse + j * 32);
+        for (int c = 0; c < QUERIES / 16; c++) {
+            const of_columns l = values_at(minus_lse + c * 64);
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float x = exp2_of(fmaf(s[4 * j + 2 * e], factor, l.x));
-                float y = exp2_of(fmaf(s[4 * j + 2 * e + 1], factor, l.y));
-                p[2 * j + e] = packed(x, y, T());
-                if (TWICE) w[2 * j + e] = packed(x, y, fp16());
+            for (int i = 4 * c; i < 4 * c + 4; i++) {
+                float x = exp2_of(fmaf(s[2 * i], factor, l.of[i / 2 % 2].x));
+                float y = exp2_of(fmaf(s[2 * i + 1], factor, l.of[i / 2 % 2].y));
+                p[i] = packed(x, y, T());
+                if (TWICE) w[i] = packed(x, y, fp16());
             }
         }
     }
@@ -178,9 +184,11 @@ template <typename T, int D> struct key_side {
     static __device__ __forceinline__ void spread(float (&x)[S], uint32_t at)
     {
 #pragma unroll
-        for (int j = 0; j < S / 4; j++) {
-            float2 r = two_floats(at + j * 32);
-            x[4 * j] = x[4 * j + 2] = r.x, x[4 * j + 1] = x[4 * j + 3] = r.y;
+        for (int c = 0; c < S / 8; c++) {
+            const of_columns r = values_at(at + c * 64);
+#pragma unroll
+            for (int i = 4 * c; i < 4 * c + 4; i++)
+                x[2 * i] = r.of[i / 2 % 2].x, x[2 * i + 1] = r.of[i / 2 % 2].y;
         }
     }
     /* g = dS^T of P^T and dP^T (FROM_SUMS: less r), rounded; also to shared memory. */
@@ -189,17 +197,16 @@ template <typename T, int D> struct key_side {
                                                     uint32_t to) const
     {
         constexpr int STEPS = QUERIES / 16;
-        float2 next[2] = {};
-        if (!FROM_SUMS) next[0] = two_floats(minus_sums), next[1] = two_floats(minus_sums + 32);
+        of_columns next = {};
+        if (!FROM_SUMS) next = values_at(minus_sums);
 #pragma unroll
         for (int c = 0; c < STEPS; c++) { /* 16 queries */
-            float2 l[2] = {next[0], next[1]};
-#pragma unroll
-            for (int k = 0; k < 2 && c + 1 < STEPS; k++) /* which do not pass the store below */
-                if (!FROM_SUMS) next[k] = two_floats(minus_sums + (2 * c + 2 + k) * 32);
+            const of_columns l = next;
+            if (!FROM_SUMS && c + 1 < STEPS) /* which does not pass the store below */
+                next = values_at(minus_sums + (c + 1) * 64);
 #pragma unroll
             for (int i = 4 * c; i < 4 * c + 4; i++) {
-                float2 w = two<std::conditional_t<TWICE, fp16, T>>(weights[i]), r = l[i / 2 % 2];
+                float2 w = two<std::conditional_t<TWICE, fp16, T>>(weights[i]), r = l.of[i / 2 % 2];
                 float x = dp[2 * i], y = dp[2 * i + 1];
                 if (!FROM_SUMS) x += r.x, y += r.y;
                 g[i] = packed(w.x * x, w.y * y, T());
@@ -213,12 +220,12 @@ template <typename T, int D> struct key_side {
     {
         float s[S], dp[S];
         uint32_t p[P], w[P], g[P], dout = block(L::DOUT, L::Q_TILE);
-        uint32_t minus_sums = block(L::SUMS, QUERIES * 4) + lane % 4 * 8;
+        uint32_t minus_sums = block(L::SUMS, QUERIES * 4) + lane % 4 * 16;
         wait_came<2>(shared + L::Q_CAME, m);
         begin_rows(s, k_tile(), block(L::Q, L::Q_TILE), false);
         products_wait<0>();
         settled(s);
-        weights(p, w, s, block(L::LSE, QUERIES * 4) + lane % 4 * 8, keys);
+        weights(p, w, s, block(L::LSE, QUERIES * 4) + lane % 4 * 16, keys);
         wait_came<2>(shared + L::DOUT_CAME, m);
         if (FROM_SUMS) spread(dp, minus_sums);
         begin_rows(dp, k_tile() + L::V - L::K, dout, FROM_SUMS);

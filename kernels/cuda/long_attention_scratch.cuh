@@ -24,8 +24,9 @@ template <typename T> constexpr float weight_factor = 1 << WEIGHT_EXPONENT<T>;
 
 struct scratch_memory {
     float *dq; // (heads, blocks, halves, N / 8, threads, 4)
-    float *minus_lse,
-        *minus_sums; // (heads, blocks QUERIES): -lse log2 e, and log2 of the factor; and -(rows' sums of dout o); -inf and 0 beyond Tq
+    /* (heads, blocks QUERIES), where place_of_row says: -lse log2 e, and log2 of the factor; -(rows' sums of dout o). -inf and 0
+     * beyond Tq. */
+    float *minus_lse, *minus_sums;
     uint32_t *added; // (heads, blocks): how many parts are in dq; then the number of the next item
     float *dkv; // (dK and dV, parts, heads, halves of tiles of keys, D / 8, threads, 4), or nothing
     size_t bytes;
@@ -70,6 +71,11 @@ template <typename T> struct before_args {
     int64_t all; /* B rows H */
 };
 template <int D> constexpr int LANES = D > 96 ? 16 : 8; /* of a row */
+/* Of 16 rows' values those four lie together that a thread has, whose columns of a product's result are 2 c, 2 c + 1, and 8 more. */
+static __device__ __forceinline__ int place_of_row(int row)
+{
+    return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+}
 
 template <typename T, int D>
 static __global__ void __launch_bounds__(SMALL_THREADS) before_kernel(const before_args<T> a)
@@ -97,7 +103,7 @@ static __global__ void __launch_bounds__(SMALL_THREADS) before_kernel(const befo
 #pragma unroll
     for (int o = LANES<D> / 2; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffff, sum, o);
     if (n >= a.all || threadIdx.x % LANES<D>) return;
-    int64_t to = (b * a.H + h) * a.rows + t;
+    int64_t to = (b * a.H + h) * a.rows + place_of_row(t);
     a.minus_sums[to] = -sum;
     a.minus_lse[to] =
         there ? WEIGHT_EXPONENT<T> - LOG2_E * a.lse[(b * a.H + h) * a.Tq + t] : -INFINITY;

@@ -6,7 +6,8 @@
  * dbias is that of dx.
  *
  * A row is a team's: one warp, or for rows wider than ROW_MAX two or four, that add up what each has of a row's sums. A block
- * owns sum_tokens() rows of a sample, its teams every eighth (fourth, second) of them. A lane keeps the sums of its columns in
+ * owns at most sum_tokens() rows of a sample, which lie as far apart as it has blocks, so that blocks that run side by side read what lies
+ * side by side; its teams have every eighth (fourth, second) of them. A lane keeps the sums of its columns in
  * registers over all its rows; at the end the teams' sums are added in order, and behind that those of a sample's blocks. Rows
  * come through shared memory, one ahead; a lane copies just what it will read itself, so no team waits for another. What no lane copies
  * stays 0: packs behind the row's end, dx where nothing is added to it, and y where dgate is not wanted.
@@ -20,7 +21,7 @@
 #include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS, STAGES = 2, TOKENS_MIN = 64 };
-/* Rows of a block. */
+/* Rows of a block, at most. */
 template <bool SUMS> static inline __host__ __device__ int block_rows(int tokens)
 {
     return SUMS ? (int)sum_tokens(tokens) : 16;
@@ -267,16 +268,14 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
     extern __shared__ __align__(128) char shared[];
     int lane = threadIdx.x % G::LANES, team = threadIdx.x / G::LANES, place = threadIdx.x % WARP;
     int64_t b = blockIdx.y, base = b * a.tokens * a.D + lane * ROW_PACK;
-    const int rows = block_rows<SUMS>(a.tokens);
-    const int begin = (int)blockIdx.x * rows, end = min(begin + rows, a.tokens);
+    const int apart = (int)gridDim.x, first = (int)blockIdx.x + team * apart;
     const bool last = (lane + G::LANES * (G::PACKS - 1)) * ROW_PACK < a.D;
     const T *const from[4] = {a.dy + base, a.x + base, a.dx + base, a.y ? a.y + base : nullptr};
     for (int i = threadIdx.x; i < L::BYTES / 16; i += THREADS) ((quad *)shared)[i] = quad{};
     __syncthreads();
     uint32_t scales = (uint32_t)__cvta_generic_to_shared(shared) + lane * 16;
     uint32_t ring = scales + L::RINGS + team * L::RING;
-    if (begin + team < end)
-        fetch<G, THEN>(from, (int64_t)(begin + team) * a.D, ring, a.accumulate, a.y, last);
+    if (first < a.tokens) fetch<G, THEN>(from, (int64_t)first * a.D, ring, a.accumulate, a.y, last);
     asm volatile("cp.async.commit_group;" ::: "memory");
     for (int i = threadIdx.x; i * ROW_PACK < a.D; i += THREADS) {
         const T *scale = a.scale + b * a.mod_stride, *gate = a.gate + b * a.gate_stride;
@@ -286,14 +285,16 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
     __syncthreads();
     column_sums<G> norm = {}, residual = {};
     float mean = 0, rstd = 0;
-    for (int t = begin + team, k = 0; t < end; t += G::TEAMS, k++) {
+    for (int t = first, k = 0; t < a.tokens; t += G::TEAMS * apart, k++) {
         uint32_t row = ring + k % STAGES * L::STAGE, next = ring + (k + 1) % STAGES * L::STAGE;
-        if (t + G::TEAMS < end)
-            fetch<G, THEN>(from, (int64_t)(t + G::TEAMS) * a.D, next, a.accumulate, a.y, last);
+        if (t + G::TEAMS * apart < a.tokens)
+            fetch<G, THEN>(from, (int64_t)(t + G::TEAMS * apart) * a.D, next, a.accumulate, a.y,
+                           last);
         asm volatile("cp.async.commit_group;" ::: "memory");
-        if (k % WARP == 0 && t + place * G::TEAMS < end) { /* of this team's next 32 rows */
-            mean = a.mean[b * a.tokens + t + place * G::TEAMS];
-            rstd = a.rstd[b * a.tokens + t + place * G::TEAMS];
+        const int other = t + place * G::TEAMS * apart;
+        if (k % WARP == 0 && other < a.tokens) { /* of this team's next 32 rows */
+            mean = a.mean[b * a.tokens + other];
+            rstd = a.rstd[b * a.tokens + other];
         }
         float r = __shfl_sync(0xffffffff, rstd, k % WARP);
         float c = -r * __shfl_sync(0xffffffff, mean, k % WARP);

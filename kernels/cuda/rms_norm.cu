@@ -402,9 +402,10 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
             a.partial + ((int64_t)blockIdx.x * a.p.weights + blockIdx.y) * a.p.D, a.p.D, sum);
 }
 
-/* Some heads of a chunk of tokens: all of dx, sums for dw and of dx. A thread has a pack of every token, the same one; vectors are
- * LANES packs, and a block has `heads` of a token's. Sums and products are fused as written, so that a vector's bits do not depend on
- * which token of a turn it is. */
+/* Some heads of a block's tokens: all of dx, sums for dw and of dx. A block's tokens lie gridDim.x apart, so that blocks that run side
+ * by side read what lies side by side. A thread has a pack of every token, the same one; vectors are LANES packs, and a block has
+ * `heads` of a token's. Sums and products are fused as written, so that a vector's bits do not depend on which token of a turn it is.
+ * Addresses are counted on from token to token: instructions are what this kernel waited for. */
 template <typename T, int N, int LANES>
 static __global__ void __launch_bounds__(THREADS, HEAD_WARPS_AT_ONCE / WARPS)
     heads_backward_kernel(const backward_args<T> a, int heads)
@@ -412,61 +413,76 @@ static __global__ void __launch_bounds__(THREADS, HEAD_WARPS_AT_ONCE / WARPS)
     constexpr int D = LANES * N;
     __shared__ float shared[THREADS * N];
     const uint32_t tokens = a.p.vectors / a.p.heads;
-    const uint32_t step = (tokens + gridDim.x - 1) / gridDim.x;
-    const uint32_t begin = min(blockIdx.x * step, tokens), end = min(begin + step, tokens);
     const int first = (int)blockIdx.y * heads, all = (int)a.p.heads.by;
     const int head = first + threadIdx.x / LANES, within = threadIdx.x % LANES * N;
     const int last = min(first + heads, all), at = head * D + within;
     const bool normed = head < last && head < (int)a.p.normed;
     const bool there = normed || (head < last && (!a.p.in_place || a.bias));
-    pack<T, N> w = {};
-    float dw[N] = {}, bias[N] = {};
-    if (normed) w = *(const pack<T, N> *)(a.w + head / (int)a.p.each.by * D + within);
-    for (uint32_t turn = begin; turn < end; turn += HEAD_TOKENS) {
+    const bool norms = __any_sync(0xffffffff, normed); /* else the warp copies */
+    const uint32_t apart = gridDim.x, sample = blockIdx.x / a.p.tokens;
+    const int64_t row = (int64_t)all * D, kept_row = (int64_t)a.p.normed * D;
+    const int64_t gap_in = a.p.stride_in - a.p.tokens.by * row; /* between samples */
+    const int64_t gap_out = a.p.stride_out - a.p.tokens.by * row;
+    uint32_t t = blockIdx.x - sample * a.p.tokens.by; /* of the sample */
+    const T *dy_at = a.dy + sample * a.p.stride_in + t * row + at;
+    T *dx_at = a.dx + sample * a.p.stride_out + t * row + at;
+    const T *kept_at = a.kept + blockIdx.x * kept_row + at;
+    const float *rstd_at = a.rstd + (int64_t)blockIdx.x * a.p.normed + head;
+    float u[N], dw[N] = {}, bias[N] = {};
+#pragma unroll
+    for (int e = 0; e < N; e++) u[e] = 1;
+    if (normed) unpack<T, N>(*(const pack<T, N> *)(a.w + head / (int)a.p.each.by * D + within), u);
+    for (uint32_t token = blockIdx.x; token < tokens; token += HEAD_TOKENS * apart) {
         pack<T, N> dy[HEAD_TOKENS] = {}, kept[HEAD_TOKENS] = {};
-        float rstd[HEAD_TOKENS] = {};
+        float rstd[HEAD_TOKENS];
+        T *dx[HEAD_TOKENS];
+        uint32_t of_sample[HEAD_TOKENS];
 #pragma unroll
         for (uint32_t k = 0; k < HEAD_TOKENS; k++) {
-            const uint32_t token = turn + k, sample = token / a.p.tokens;
-            const int64_t t = token - sample * a.p.tokens.by;
-            if (!there || token >= end) continue;
-            dy[k] = *(const pack<T, N> *)(a.dy + sample * a.p.stride_in + t * all * D + at);
-            if (!normed) continue;
-            kept[k] = *(const pack<T, N> *)(a.kept + (int64_t)token * a.p.normed * D + at);
-            rstd[k] = a.rstd[(int64_t)token * a.p.normed + head];
+            const bool is_token = token + k * apart < tokens;
+            rstd[k] = 1; /* of what is copied: with u = 1 and n = 0 dy comes out as it is */
+            if (there && is_token) dy[k] = *(const pack<T, N> *)dy_at;
+            if (normed && is_token) kept[k] = *(const pack<T, N> *)kept_at, rstd[k] = *rstd_at;
+            dx[k] = dx_at, of_sample[k] = t;
+            dy_at += apart * row, dx_at += apart * row;
+            kept_at += apart * kept_row, rstd_at += apart * a.p.normed;
+            for (t += apart; t >= a.p.tokens.by; t -= a.p.tokens.by)
+                dy_at += gap_in, dx_at += gap_out;
         }
 #pragma unroll
         for (uint32_t k = 0; k < HEAD_TOKENS; k++) {
-            const uint32_t token = turn + k, sample = token / a.p.tokens;
-            const int64_t t = token - sample * a.p.tokens.by;
-            T *dx = a.dx + sample * a.p.stride_out + t * all * D + at;
-            float d[N], n[N], u[N], old[N], mean = 0;
+            float d[N], n[N], old[N], mean = 0;
+            const bool is_token = token + k * apart < tokens;
             unpack<T, N>(dy[k], d);
-            unpack<T, N>(kept[k], n);
-            unpack<T, N>(w, u);
-            if (a.cosine && normed && token < end) {
-                float c[N / 2], z[N / 2];
-                read<float, N / 2>(a.cosine + t * (D / 2) + within / 2, c);
-                read<float, N / 2>(a.sine + t * (D / 2) + within / 2, z);
-                turn_pack<N>(d, c, z, -1);
-                unpack<T, N>(packed<T, N>(d), d);
+            if (norms) {
+                unpack<T, N>(kept[k], n);
+                if (a.cosine && normed && is_token) {
+                    float c[N / 2], z[N / 2];
+                    const int64_t angles = of_sample[k] * (int64_t)(D / 2) + within / 2;
+                    read<float, N / 2>(a.cosine + angles, c);
+                    read<float, N / 2>(a.sine + angles, z);
+                    turn_pack<N>(d, c, z, -1);
+                    unpack<T, N>(packed<T, N>(d), d);
+                }
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    n[e] *= rstd[k];
+                    dw[e] = fmaf(d[e], n[e], dw[e]);
+                    d[e] *= u[e];
+                    mean = fmaf(d[e], n[e], mean);
+                }
+                mean = lanes_sum<LANES>(mean) / (float)D;
+#pragma unroll
+                for (int e = 0; e < N; e++) d[e] = rstd[k] * fmaf(-n[e], mean, d[e]);
             }
+            if (!there || !is_token) continue;
+            if (a.accumulate) get<T, N>(dx[k], old);
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                n[e] *= rstd[k];
-                dw[e] = fmaf(d[e], n[e], dw[e]);
-                mean = fmaf(d[e] * u[e], n[e], mean);
-            }
-            mean = lanes_sum<LANES>(mean) / (float)D;
-            if (!there || token >= end) continue;
-            if (a.accumulate) get<T, N>(dx, old);
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                if (normed) d[e] = rstd[k] * fmaf(-n[e], mean, d[e] * u[e]);
                 if (a.accumulate) d[e] += old[e];
                 bias[e] += d[e];
             }
-            if (normed || !a.p.in_place) put<T, N>(dx, d);
+            if (normed || !a.p.in_place) put<T, N>(dx[k], d);
         }
     }
     if (head < last) {
