@@ -28,13 +28,12 @@ enum { CLIP_L, CLIP_G, T5 };
 
 /* ---- a block ---- */
 
-/* A second attention, of x alone, with a modulation of its own. */
-static lg_tensor image_attention(lg_net *n, const struct lg_joint *j, lg_tensor before,
-                                 struct lg_modulation m, lg_tensor x)
+/* A second attention, of x alone, normed before the first one with a modulation of its own. */
+static lg_tensor image_attention(lg_net *n, const struct lg_joint *j, lg_tensor normed,
+                                 lg_tensor gate, lg_tensor x)
 {
-    lg_tensor o =
-        lg_joint_self_attention(n, j, lg_net_norm(n, before, m, LG_JOINT_EPS), false, "attn2");
-    return lg_net_residual(n, x, lg_joint_linear(n, j->config, o, "attn2.to_out.0"), m.gate);
+    lg_tensor o = lg_joint_self_attention(n, j, normed, false, "attn2");
+    return lg_net_residual(n, x, lg_joint_linear(n, j->config, o, "attn2.to_out.0"), gate);
 }
 
 static struct lg_streams block(lg_net *n, const struct lg_joint *j, struct lg_streams s,
@@ -50,13 +49,16 @@ static struct lg_streams block(lg_net *n, const struct lg_joint *j, struct lg_st
     const struct lg_modulation of_x = lg_net_chunks(mod, D, 0);
     const struct lg_modulation of_text =
         last ? lg_joint_scale_first(mod_text, D) : lg_net_chunks(mod_text, D, 0);
+    const struct lg_modulation second = dual ? lg_net_chunks(mod, D, 6) : (struct lg_modulation){0};
     struct lg_streams normed;
+    lg_tensor normed_again = LG_NONE;
     normed.x = lg_net_norm(n, s.x, of_x, LG_JOINT_EPS);
+    /* Here, so that its backward adds to what the residuals give x, behind which nobody else reads that. */
+    if (dual) normed_again = lg_net_norm(n, s.x, second, LG_JOINT_EPS);
     normed.text = lg_net_norm(n, s.text, of_text, LG_JOINT_EPS);
     const struct lg_streams o = lg_joint_attention(n, j, normed, last, "attn");
-    lg_tensor before = s.x;
     s.x = lg_net_residual(n, s.x, lg_joint_linear(n, c, o.x, "attn.to_out.0"), of_x.gate);
-    if (dual) s.x = image_attention(n, j, before, lg_net_chunks(mod, D, 6), s.x);
+    if (dual) s.x = image_attention(n, j, normed_again, second.gate, s.x);
     s.x = lg_joint_feed_forward(n, c, s.x, lg_net_chunks(mod, D, 3), "ff");
     if (last) {
         lg_joint_unused_query(n, j, "attn");
