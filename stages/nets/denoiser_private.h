@@ -44,5 +44,11 @@ struct lg_denoiser {
     bool adds; /* the backward that runs */
 };
 
+/* The program of net->mode and net->band, of whose blocks each drops what `drop` says. */
+int lg_denoiser_compile_dropping(lg_denoiser *net, const unsigned *drop);
+/* The same as mode.recompute says (denoiser_recompute.c). A budget that cannot be kept: LG_ERR_CONFIG. */
+int lg_denoiser_compile_mode(lg_denoiser *net);
+void lg_denoiser_set_band(lg_denoiser *net, const struct lg_band *band);
+
 /* Once it is compiled. */
 void lg_denoiser_find_events(lg_denoiser *net);

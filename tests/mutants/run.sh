@@ -102,6 +102,7 @@ tests_of_file() {
     kernels/graph/*) echo graph graph_grad graph_attention graph_recompute t5 lent ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/autoencoder* | stages/nets/video.* | stages/nets/tiles.*) echo ltx_vae autoencoder ;;
+    stages/nets/denoiser_recompute.*) echo denoiser_recompute ;;
     stages/nets/denoiser.*) echo clips denoiser_recompute denoiser_shapes adapter sequence ;;
     stages/nets/adapter_file.*) echo adapter kohya e2e:unet ;;
     stages/nets/adapter* | stages/nets/linear.*) echo adapter kohya sequence denoiser_recompute ;;
