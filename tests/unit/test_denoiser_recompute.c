@@ -133,6 +133,13 @@ static void check_memory(const struct lg_denoiser_config *c)
     denoiser_fixture_close(&f);
 }
 
+static size_t with_budget(const struct denoiser_fixture *f, size_t bytes)
+{
+    char word[48];
+    snprintf(word, sizeof word, "budget:%zu", bytes);
+    return arena_bytes(f, (const char *const[]){word, NULL});
+}
+
 /* Of a deeper net, of which one value of each block lies there, or of each group and of the blocks of one. */
 static void check_groups(struct lg_denoiser_config c)
 {
@@ -141,7 +148,9 @@ static void check_groups(struct lg_denoiser_config c)
     denoiser_fixture_open(&f, "host", NULL, &c, true);
     assert_true(arena_bytes(&f, one) < arena_bytes(&f, block));
     assert_true(arena_bytes(&f, twos) < arena_bytes(&f, one));
-    assert_true(arena_bytes(&f, threes) <= arena_bytes(&f, twos)); /* 6 and 3, 8 and 2 */
+    const size_t fewest = arena_bytes(&f, threes);
+    assert_true(fewest <= arena_bytes(&f, twos)); /* 6 and 3, 8 and 2 */
+    assert_true(with_budget(&f, fewest) <= fewest);
     denoiser_fixture_close(&f);
 }
 
@@ -157,13 +166,6 @@ static void test_memory_shrinks(void **state)
     check_groups(dit);
     check_groups(pixart);
     check_groups(sd3);
-}
-
-static size_t with_budget(const struct denoiser_fixture *f, size_t bytes)
-{
-    char word[48];
-    snprintf(word, sizeof word, "budget:%zu", bytes);
-    return arena_bytes(f, (const char *const[]){word, NULL});
 }
 
 /* What there is room for stays; every budget between the most and the least that a net can take is kept. */
