@@ -29,8 +29,11 @@
  * global memory it would be 5 % faster, without its order 1 %, without exponentials 6 %. Tried, at d = 64: blocks of 64
  * queries, which read more of shared memory for each product, and a polynomial for some of the exponentials (10 % slower
  * and no faster, when the warpgroups of keys took dQ); exponentials and dS of the two strictly in turns (6 to 11 %
- * slower: products wait for those of the other warpgroups); dP^T, or its first half, before the exponentials,
- * dQ^T = K^T dS^T in one product, two places for parts and one for K and V (no faster). */
+ * slower: products wait for those of the other warpgroups), exponentials alone in turns (no faster); dP^T, or its first half, before the
+ * exponentials, dQ^T = K^T dS^T in one product, or with K^T in registers, two places for parts and one for K and V (no faster); parts
+ * added out of registers (2 % slower); dQ ended by the last keys' warpgroup, without a third kernel (1 to 3 %); two blocks of a
+ * cluster that each fetch half of Q and dO for both (14 %; with sums and without order 5 %). What each part costs of a step's 4,240 clocks
+ * stands in docs/gpu-results.md. */
 #include "kernels/cuda/long_attention.h"
 #include "kernels/cuda/long_attention_load.cuh"
 
