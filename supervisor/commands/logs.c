@@ -5,6 +5,7 @@
 #include "base/printable.h"
 #include "supervisor/commands/elsewhere.h"
 #include "supervisor/commands/log_files.h"
+#include "supervisor/run/waiting.h"
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -242,7 +243,9 @@ static int look(struct logs *l, struct lg_question *q, bool first)
     }
     while (l->elsewhere && read_others(l, q, &t) && t.bytes < ELSEWHERE_BYTES_MAX) {
     }
-    if (first && !t.n && !l->args.follow && (!l->elsewhere || wants_own(l)) && !own->n)
+    const bool none = first && !t.n && !l->args.follow && (!l->elsewhere || wants_own(l));
+    if (none && !own->n) LG_TRY(lg_waiting_refuse(l->args.dir));
+    if (none && !own->n)
         return LG_FAIL(LG_ERR_NOTFOUND, "no log of %s in %s/logs",
                        l->args.role ? l->args.role : "any process", l->args.dir);
     show(l, &t);

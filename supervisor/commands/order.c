@@ -4,7 +4,7 @@
 #include "bus/control.h"
 #include "supervisor/commands/elsewhere.h"
 #include "supervisor/core/scale.h"
-#include "supervisor/run/run.h"
+#include "supervisor/run/waiting.h"
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -35,6 +35,7 @@ static int find_role(const char *name, lg_role *ret)
 /* The pidfd of the lgsup in charge. */
 static int find_lgsup(lg_run *r, int *ret_pidfd)
 {
+    LG_TRY(lg_waiting_refuse(r->dir));
     LG_TRY(lg_run_is_there(r->dir));
     int pidfd = lg_run_holder(r->dir, NULL);
     if (pidfd < 0)

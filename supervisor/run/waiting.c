@@ -32,6 +32,13 @@ bool lg_waiting_was_last(const char *dir)
     return is;
 }
 
+int lg_waiting_refuse(const char *dir)
+{
+    struct lg_waiting w;
+    if (!lg_waiting_read(dir, &w)) return 0;
+    return LG_FAIL(LG_ERR_BUSY, "nothing runs in %s yet: %s", dir, w.what);
+}
+
 bool lg_waiting_read(const char *dir, struct lg_waiting *ret)
 {
     char path[LG_PATH_BYTES], *text = NULL;

@@ -14,5 +14,7 @@ void lg_waiting_say(const lg_run *r, const char *what);
 void lg_waiting_forget(const lg_run *r);
 /* Does a living lgsup wait in `dir`? */
 bool lg_waiting_read(const char *dir, struct lg_waiting *ret);
+/* 0, or where one does LG_ERR_BUSY: nothing runs there yet, and for what it waits. */
+int lg_waiting_refuse(const char *dir);
 /* Nobody holds the run: did the last lgsup end while it waited? */
 bool lg_waiting_was_last(const char *dir);

@@ -27,6 +27,12 @@ check "in JSON, too" jq -e '.state == "waiting" and .job == "tiny" and .step == 
     [.instances[] | .role, .state] == ["lgsup", "waiting"] and .instances[0].pid > 0' "$T/look"
 look 0 hosts "$D/0"
 check "so does lgsup hosts" saw 0 'waits for machine 1'
+look 0 scale loader 2 "$D/0"
+check "scale says that nothing runs yet" saw 7 'nothing runs in .* yet: machine 0 of hosts.list waits for machine 1'
+look 0 swap loader.0 "$D/0"
+check "and swap" saw 7 'nothing runs in .* yet'
+look 0 logs "$D/0"
+check "and logs" saw 7 'nothing runs in .* yet'
 look 0 start "$TINY" --set "job.dir=$D/0" "${hosts_keys[@]}"
 check "a second start is refused" saw 7 'already supervised'
 look 0 stop "$D/0"
