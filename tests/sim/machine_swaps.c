@@ -3,6 +3,7 @@
  * may_run says what lgsup may start an instance with: one program while no swap is under way; both,
  * from the order until its answer; one again after the answer; both after a death of lgsup between,
  * when DIR/programs decides. */
+#include "supervisor/run/programs.h"
 #include "tests/sim/machine.h"
 #include <stdio.h>
 #include <string.h>
@@ -93,6 +94,26 @@ static void check_all_run(const struct order *o, bool swapped)
     }
 }
 
+/* An answer tells what a later lgsup starts, too: what DIR/programs says. */
+static void check_written(const struct order *o, bool swapped, const char *text)
+{
+    /* Of a swap that was begun. At the run's end, when a program ends with 0, too, the disk is waited for elsewhere; may_run has what a
+     * file that could not be written may say. */
+    if (!swapped && !strstr(text, "goes on with its former program")) return;
+    if (strstr(text, "because the run ends") || strstr(text, ": exit 0")) return;
+    lg_programs p;
+    const int rc = lg_programs_load(&p, "/nowhere", g.w.board.s->preamble.run_id);
+    LG_ASSERT(rc == 0);
+    for (int k = 0; k < LG_INSTANCES_MAX; k++) {
+        const char *path = lg_programs_get(&p, o->role, k);
+        const enum program is = path && *path ? program_of_path(path) : PROGRAM_beside;
+        if (o->concerns[k] && !(g.may_run[o->role][k] >> is & 1))
+            sim_fail(&g.w, "DIR/programs has %s for %s.%d when a swap is answered as %s",
+                     g_path[is], lg_role_name(o->role), k, swapped ? "carried out" : "rolled back");
+    }
+    lg_programs_free(&p);
+}
+
 void order_answered(uint64_t id, const struct lg_message *m)
 {
     struct order *o = g.order[0].id == id ? &g.order[0] : &g.order[1];
@@ -104,6 +125,7 @@ void order_answered(uint64_t id, const struct lg_message *m)
         if (o->unsaved) g.may_run[o->role][k] |= o->programs | o->before[k];
     }
     check_all_run(o, swapped);
+    check_written(o, swapped, m->text);
     uint32_t never = 1u << PROGRAM_missing | 1u << PROGRAM_other_layout;
     if (swapped && (o->programs & never) == o->programs)
         sim_fail(&g.w, "a program that cannot run was swapped in");
