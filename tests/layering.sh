@@ -1,6 +1,6 @@
 #!/bin/bash
 # The walls of the house (docs/design.md): which folder may include which, no cycles, no CUDA outside
-# its backend, and programs that link neither CUDA nor oneDNN. Prints "ok NAME" or "FAIL NAME reason".
+# its backend, programs that link neither CUDA nor oneDNN, and bugs to plant that can be planted. Prints "ok NAME" or "FAIL NAME reason".
 #
 # usage: tests/layering.sh BUILD
 set -u

@@ -53,7 +53,8 @@ static struct lg_streams block(lg_net *n, const struct lg_joint *j, struct lg_st
     struct lg_streams normed;
     lg_tensor normed_again = LG_NONE;
     normed.x = lg_net_norm(n, s.x, of_x, LG_JOINT_EPS);
-    /* Here, so that its backward adds to what the residuals give x, behind which nobody else reads that. */
+    /* Recorded before the residuals, its backward comes behind theirs and adds to the gradient of x that they leave; behind the first
+     * one that gradient would still be read, and the sum be an operation of its own. */
     if (dual) normed_again = lg_net_norm(n, s.x, second, LG_JOINT_EPS);
     normed.text = lg_net_norm(n, s.text, of_text, LG_JOINT_EPS);
     const struct lg_streams o = lg_joint_attention(n, j, normed, last, "attn");

@@ -243,11 +243,11 @@ static int look(struct logs *l, struct lg_question *q, bool first)
     }
     while (l->elsewhere && read_others(l, q, &t) && t.bytes < ELSEWHERE_BYTES_MAX) {
     }
-    const bool none = first && !t.n && !l->args.follow && (!l->elsewhere || wants_own(l));
-    if (none && !own->n) LG_TRY(lg_waiting_refuse(l->args.dir));
-    if (none && !own->n)
+    if (first && !t.n && !l->args.follow && (!l->elsewhere || wants_own(l)) && !own->n) {
+        LG_TRY(lg_waiting_refuse(l->args.dir));
         return LG_FAIL(LG_ERR_NOTFOUND, "no log of %s in %s/logs",
                        l->args.role ? l->args.role : "any process", l->args.dir);
+    }
     show(l, &t);
     return 0;
 }
