@@ -3,10 +3,11 @@
  * What an operation wants of scratch memory there, before libraries are asked and algorithms timed, is a bound: what
  * kernels/cuda lets a library's product or convolution have (WORKSPACE_MAX of gemm.c and cudnn_conv.c); sums in fp32 over
  * pieces of at least PIECE rows (column_sums.cu, gelu_product.cu, norm.cuh), else of an operand's elements; an attention's dQ in
- * fp32, its rows and counters (long_attention_scratch.cuh), and scores of heads that are wider than own kernels take
- * (wide_attention.c). tests/e2e/gpu_fits.sh holds it to what liblg-cuda.so wants. */
+ * fp32, its rows and counters (long_attention_scratch.cuh), scores of heads that are wider than own kernels take
+ * (wide_attention.c), and two streams' tokens brought together, which some kernels do (streams.h). tests/e2e/gpu_fits.sh holds it to what liblg-cuda.so wants. */
 #include "base/check.h"
 #include "kernels/op_table.h"
+#include "kernels/streams.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,11 +110,14 @@ static size_t scratch_bytes(lg_device *d, lg_op_id op, const void *args)
         return CONV_BYTES + sums;
     case LG_OP_attention_forward: {
         const struct lg_attention_forward_args *a = args;
+        struct lg_attention_forward_args one;
         const size_t wide = scores(&a->q, &a->k);
-        return wide ? wide + PRODUCT_BYTES : 0;
+        return lg_streams_join_forward(a, NULL, &one) + (wide ? wide + PRODUCT_BYTES : 0);
     }
-    case LG_OP_attention_backward:
-        return LG_MAX(sums, attention_sums(args));
+    case LG_OP_attention_backward: {
+        struct lg_attention_backward_args one;
+        return lg_streams_join_backward(args, NULL, &one) + LG_MAX(sums, attention_sums(args));
+    }
     case LG_OP_norm_modulate_backward:
         return norm_sums(&((const struct lg_norm_modulate_backward_args *)args)->x);
     case LG_OP_gate_residual_backward:

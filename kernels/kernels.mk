@@ -20,7 +20,7 @@ REF64_C  := $(wildcard kernels/ref64/*.c)
 REF64_OBJ := $(REF64_C:%=$(BUILD)/obj/%.o)
 # A missing operation must fail here and not when a run starts (sanitizers resolve late).
 SO_LDFLAGS := $(if $(SAN),,-Wl,--no-undefined)
-SHARED_OBJ := $(patsubst %,$(BUILD)/obj/kernels/%.c.o,tensor rows8 interface) \
+SHARED_OBJ := $(patsubst %,$(BUILD)/obj/kernels/%.c.o,tensor rows8 streams interface) \
     $(patsubst %,$(BUILD)/obj/base/%.c.o,philox err heartbeat log printable utf8 clock)
 
 $(addprefix $(BUILD)/obj/kernels/,rows8.c.o $(addprefix ref64/,linear.c.o conv.c.o clip.c.o)): CFLAGS += -O3

@@ -380,9 +380,19 @@ static void rule_copy_rows(const struct call *c)
     REQUIRE(a->groups <= 1 || a->y_apart >= extent_of_rows(&a->y));
 }
 
+static void require_streams(const struct call *c, const lg_tensor *q, const lg_tensor *k,
+                            int first_queries, int first_keys)
+{
+    REQUIRE(first_queries >= 0 && first_queries < q->dim[1]);
+    REQUIRE(first_keys >= 0 && first_keys < k->dim[1]);
+}
+
 static void rule_attention_forward(const struct call *c)
 {
     ARGS(attention_forward);
+    const bool streams = a->first_queries || a->first_keys;
+    require_streams(c, &a->q, &a->k, a->first_queries, a->first_keys);
+    REQUIRE(!streams || !(is_there(c, &a->bias) || is_there(c, &a->k_length) || a->causal));
     REQUIRE(!a->causal || a->q.dim[1] == a->k.dim[1]);
     REQUIRE(!a->o_low.rank || lg_dtype_bytes(a->o.dtype) == 2);
 }
@@ -390,6 +400,8 @@ static void rule_attention_forward(const struct call *c)
 static void rule_attention_backward(const struct call *c)
 {
     ARGS(attention_backward);
+    require_streams(c, &a->q, &a->k, a->first_queries, a->first_keys);
+    REQUIRE(!(a->first_queries || a->first_keys) || !is_there(c, &a->k_length));
     REQUIRE(!a->o_low.rank || lg_dtype_bytes(a->o.dtype) == 2);
 }
 

@@ -24,6 +24,7 @@
 #include "kernels/cuda/short_attention.h"
 #include "kernels/cuda/tiled_attention.h"
 #include "kernels/cuda/wide_attention.h"
+#include "kernels/streams.h"
 
 enum { THREADS = 256, TILE = 32, GROUP = THREADS / TILE, HEAD_MAX = 128, HEAD_MAX_BACKWARD = 256 };
 enum { SCORES = TILE * (TILE + 1) };
@@ -163,7 +164,7 @@ static __device__ __forceinline__ float group_sum(float x)
 template <typename T> struct forward_args {
     const T *q, *k, *v, *bias;
     const int32_t *k_length;
-    int64_t q_stride, kv_stride;
+    int64_t q_stride, k_stride, v_stride;
     T *o;
     float *lse;
     shape z;
@@ -185,8 +186,8 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
     float top = -INFINITY, total = 0;
     for (int k0 = 0; k0 < keys; k0 += TILE) {
         __syncthreads();
-        load_tile<T>(k, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
-        load_tile<T>(v, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
+        load_tile<T>(k, head_of(a.k, a.k_stride, z.Tk, z), k0, keys, z);
+        load_tile<T>(v, head_of(a.v, a.v_stride, z.Tk, z), k0, keys, z);
         __syncthreads();
         float score[2][2];
         dot2x2(q, k, i0, j0, z, score);
@@ -250,6 +251,7 @@ template <typename T> static void forward(lg_stream *s, const struct lg_attentio
                          (const int32_t *)a->k_length.data,
                          lg_row_stride(&a->q, 2),
                          lg_row_stride(&a->k, 2),
+                         lg_row_stride(&a->v, 2),
                          (T *)a->o.data,
                          (float *)a->lse.data,
                          shape_of(&a->q, &a->k, a->scale),
@@ -260,8 +262,18 @@ template <typename T> static void forward(lg_stream *s, const struct lg_attentio
     if (f.z.d <= 64) return launch_forward<T, 64>(stream, f);
     launch_forward<T, HEAD_MAX>(stream, f);
 }
+/* Of two streams, and only long attention takes those; else they are joined. */
+static bool joins(const lg_cuda_device *d, const struct lg_attention_forward_args *a)
+{
+    return (a->first_queries || a->first_keys) && !cuda_long_attention_forward_takes(d, a);
+}
 size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attention_forward_args *a)
 {
+    if (joins(d, a)) {
+        struct lg_attention_forward_args one;
+        const size_t bytes = lg_streams_join_forward(a, nullptr, &one);
+        return bytes + cuda_attention_forward_scratch(d, &one);
+    }
     if (cuda_short_attention_forward_takes(d, a) || cuda_long_attention_forward_takes(d, a) ||
         cuda_mma_attention_forward_takes(d, a))
         return 0;
@@ -271,6 +283,7 @@ size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attenti
 void cuda_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
 {
     const lg_cuda_device *d = lg_cuda_device_of(s);
+    if (joins(d, a)) return lg_streams_forward(s, a, cuda_copy_rows, cuda_attention_forward);
     const bool is_short = cuda_short_attention_forward_takes(d, a);
     if (!is_short && cuda_long_attention_forward_takes(d, a))
         return cuda_long_attention_forward(s, a);
@@ -352,7 +365,7 @@ template <typename T> struct backward_args {
     const int32_t *k_length;
     const float *lse;
     float *delta; // (B, H, Tq), as lse
-    int64_t q_stride, kv_stride, dq_stride, dkv_stride;
+    int64_t q_stride, k_stride, v_stride, dq_stride, dk_stride, dv_stride;
     T *dq, *dk, *dv;
     shape z;
 };
@@ -385,12 +398,12 @@ static __device__ products products_in_turns(const backward_args<T> &a, float *o
     products x;
     __syncthreads();
     load_tile<T>(of_query, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
-    load_tile<T>(of_key, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
+    load_tile<T>(of_key, head_of(a.k, a.k_stride, z.Tk, z), k0, keys, z);
     __syncthreads();
     dot2x2(of_query, of_key, threadIdx.x / 16, threadIdx.x % 16, z, x.score);
     __syncthreads();
     load_tile<T>(of_query, head_of(a.dout, (int64_t)z.H * z.d, z.Tq, z), q0, z.Tq, z);
-    load_tile<T>(of_key, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
+    load_tile<T>(of_key, head_of(a.v, a.v_stride, z.Tk, z), k0, keys, z);
     __syncthreads();
     dot2x2(of_query, of_key, threadIdx.x / 16, threadIdx.x % 16, z, x.dp);
     return x;
@@ -471,8 +484,8 @@ static __global__ void __launch_bounds__(THREADS) keys_kernel(const backward_arg
     float *dout = q + TILE * z.row, *p = dout + TILE * z.row, *ds = p + SCORES;
     int k0 = blockIdx.x * TILE, keys = keys_of(a.k_length, z);
     int r = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
-    load_tile<T>(k, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
-    load_tile<T>(v, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
+    load_tile<T>(k, head_of(a.k, a.k_stride, z.Tk, z), k0, keys, z);
+    load_tile<T>(v, head_of(a.v, a.v_stride, z.Tk, z), k0, keys, z);
     float4 dk[D / 32] = {}, dv[D / 32] = {};
     for (int q0 = 0; k0 < keys && q0 < z.Tq; q0 += TILE) {
         __syncthreads();
@@ -485,9 +498,9 @@ static __global__ void __launch_bounds__(THREADS) keys_kernel(const backward_arg
         add_rows<D>(dk, 1, ds + r, TILE + 1, q, lane, z);
     }
     if (k0 + r >= z.Tk) return;
-    int64_t row = ((int64_t)blockIdx.z * z.Tk + k0 + r) * a.dkv_stride + (int64_t)blockIdx.y * z.d;
-    store_row<T, D>(a.dk + row, dk, 1, lane, z);
-    store_row<T, D>(a.dv + row, dv, 1, lane, z);
+    int64_t row = (int64_t)blockIdx.z * z.Tk + k0 + r, column = (int64_t)blockIdx.y * z.d;
+    store_row<T, D>(a.dk + row * a.dk_stride + column, dk, 1, lane, z);
+    store_row<T, D>(a.dv + row * a.dv_stride + column, dv, 1, lane, z);
 }
 
 /* keys_kernel and queries_kernel with two tiles of shared memory, the same sums in the same order. */
@@ -511,9 +524,9 @@ static __global__ void __launch_bounds__(THREADS) keys_in_turns_kernel(const bac
         add_rows<D>(dk, 1, ds + r, TILE + 1, of_query, lane, z);
     }
     if (k0 + r >= z.Tk) return;
-    int64_t row = ((int64_t)blockIdx.z * z.Tk + k0 + r) * a.dkv_stride + (int64_t)blockIdx.y * z.d;
-    store_row<T, D>(a.dk + row, dk, 1, lane, z);
-    store_row<T, D>(a.dv + row, dv, 1, lane, z);
+    int64_t row = (int64_t)blockIdx.z * z.Tk + k0 + r, column = (int64_t)blockIdx.y * z.d;
+    store_row<T, D>(a.dk + row * a.dk_stride + column, dk, 1, lane, z);
+    store_row<T, D>(a.dv + row * a.dv_stride + column, dv, 1, lane, z);
 }
 template <typename T, int D>
 static __global__ void __launch_bounds__(THREADS) queries_in_turns_kernel(const backward_args<T> a)
@@ -533,7 +546,7 @@ static __global__ void __launch_bounds__(THREADS) queries_in_turns_kernel(const 
         const products x = products_in_turns(a, of_query, of_key, q0, k0, keys);
         gradients(a, x, q0, k0, keys, (float *)nullptr, ds);
         __syncthreads();
-        load_tile<T>(of_key, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
+        load_tile<T>(of_key, head_of(a.k, a.k_stride, z.Tk, z), k0, keys, z);
         __syncthreads();
         add_rows<D>(dq, 1, ds + r * (TILE + 1), 1, of_key, lane, z);
     }
@@ -560,8 +573,8 @@ static __global__ void __launch_bounds__(THREADS) queries_kernel(const backward_
 #pragma unroll 1
         for (int k0 = 0; k0 < keys; k0 += TILE) {
             __syncthreads();
-            load_tile<T>(k, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
-            load_tile<T>(v, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
+            load_tile<T>(k, head_of(a.k, a.k_stride, z.Tk, z), k0, keys, z);
+            load_tile<T>(v, head_of(a.v, a.v_stride, z.Tk, z), k0, keys, z);
             __syncthreads();
             const products x = products_of(q, k, v, dout, z);
             if (walk == 0) {
@@ -615,8 +628,10 @@ template <typename T> static void backward(lg_stream *s, const struct lg_attenti
                           delta,
                           lg_row_stride(&a->q, 2),
                           lg_row_stride(&a->k, 2),
+                          lg_row_stride(&a->v, 2),
                           lg_row_stride(&a->dq, 2),
                           lg_row_stride(&a->dk, 2),
+                          lg_row_stride(&a->dv, 2),
                           (T *)a->dq.data,
                           (T *)a->dk.data,
                           (T *)a->dv.data,
@@ -650,12 +665,21 @@ static void bias_gradient(lg_stream *s, const struct lg_attention_backward_args 
     cuda_column_sums(stream, q, lg_row_stride(&a->dq, 2), third[0], a->accumulate_dbias,
                      s->scratch);
     if (!a->accumulate_dbias) LG_CUDA(cudaMemsetAsync(third[1].data, 0, bytes, stream));
-    cuda_column_sums(stream, v, lg_row_stride(&a->dk, 2), third[2], a->accumulate_dbias,
+    cuda_column_sums(stream, v, lg_row_stride(&a->dv, 2), third[2], a->accumulate_dbias,
                      s->scratch);
+}
+static bool joins(const lg_cuda_device *d, const struct lg_attention_backward_args *a)
+{
+    return (a->first_queries || a->first_keys) && !cuda_long_attention_takes(d, a);
 }
 size_t cuda_attention_backward_scratch(lg_cuda_device *d,
                                        const struct lg_attention_backward_args *a)
 {
+    if (joins(d, a)) {
+        struct lg_attention_backward_args one;
+        const size_t bytes = lg_streams_join_backward(a, nullptr, &one);
+        return bytes + cuda_attention_backward_scratch(d, &one);
+    }
     if (cuda_short_attention_takes(d, a)) return cuda_short_attention_scratch(a);
     int64_t B = a->q.dim[0], Tq = a->q.dim[1], H = a->q.dim[2], width = H * a->q.dim[3];
     bool tiled = cuda_long_attention_takes(d, a);
@@ -670,6 +694,7 @@ size_t cuda_attention_backward_scratch(lg_cuda_device *d,
 void cuda_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a)
 {
     const lg_cuda_device *d = lg_cuda_device_of(s);
+    if (joins(d, a)) return lg_streams_backward(s, a, cuda_copy_rows, cuda_attention_backward);
     if (cuda_short_attention_takes(d, a)) return cuda_short_attention_backward(s, a);
     if (cuda_long_attention_takes(d, a))
         cuda_long_attention_backward(s, a);

@@ -19,7 +19,7 @@ enum uid { Q = 1, K, V, O, DOUT, LSE, SCALE, Q_LENGTH, K_LENGTH, DQ, DK, DV, ONE
 enum { HEAD_MAX = 128 };
 
 /* Places in the key. */
-enum { N_TYPE, N_B, N_H, N_TQ, N_TK, N_D, N_QS, N_KVS, N_DQS, N_DKVS, N_MASK, N_LSE };
+enum { N_TYPE, N_B, N_H, N_TQ, N_TK, N_D, N_QS, N_KS, N_VS, N_DQS, N_DKS, N_DVS, N_MASK, N_LSE };
 
 typedef cudnnBackendDescriptor_t desc;
 
@@ -146,8 +146,8 @@ static bool build_forward(struct lg_cudnn *c, const struct cudnn_key *k, struct 
 #define ATTACH(what, value)                                                                        \
     cudnn_set_desc(&g, op, CUDNN_ATTR_OPERATION_SDPA_FWD_##what##DESC, value)
     ATTACH(Q, heads(&g, k, Q, n[N_TQ], n[N_QS]));
-    ATTACH(K, heads(&g, k, K, n[N_TK], n[N_KVS]));
-    ATTACH(V, heads(&g, k, V, n[N_TK], n[N_KVS]));
+    ATTACH(K, heads(&g, k, K, n[N_TK], n[N_KS]));
+    ATTACH(V, heads(&g, k, V, n[N_TK], n[N_VS]));
     ATTACH(O, heads(&g, k, O, n[N_TQ], n[N_H] * n[N_D]));
     if (n[N_LSE]) ATTACH(STATS, rows(&g, k, LSE));
     ATTACH(SCALE, scalar(&g, SCALE));
@@ -169,8 +169,8 @@ static bool build_backward(struct lg_cudnn *c, const struct cudnn_key *k, struct
     struct cudnn_graph graph = {.c = c}, *g = &graph;
     const int64_t *n = k->n, tq = n[N_TQ], tk = n[N_TK], width = n[N_H] * n[N_D];
     cudnnDataType_t F = CUDNN_DATA_FLOAT, T = cudnn_type((lg_dtype)n[N_TYPE]);
-    desc q = heads(g, k, Q, tq, n[N_QS]), kt = heads_swapped(g, k, K, tk, n[N_KVS]);
-    desc vt = heads_swapped(g, k, V, tk, n[N_KVS]), o = heads(g, k, O, tq, width);
+    desc q = heads(g, k, Q, tq, n[N_QS]), kt = heads_swapped(g, k, K, tk, n[N_KS]);
+    desc vt = heads_swapped(g, k, V, tk, n[N_VS]), o = heads(g, k, O, tq, width);
     desc dout = heads(g, k, DOUT, tq, width), scale = scalar(g, SCALE);
     desc ql = n[N_MASK] ? lengths(g, k, Q_LENGTH) : NULL;
     desc kl = n[N_MASK] ? lengths(g, k, K_LENGTH) : NULL;
@@ -192,7 +192,7 @@ static bool build_backward(struct lg_cudnn *c, const struct cudnn_key *k, struct
     pointwise(g, CUDNN_POINTWISE_SUB, scaled, rows(g, k, LSE), shifted);
     pointwise(g, CUDNN_POINTWISE_EXP, shifted, NULL, p);
     cudnn_reshape(g, p, pt);
-    desc dv = heads(g, k, DV, tk, n[N_DKVS]);
+    desc dv = heads(g, k, DV, tk, n[N_DVS]);
     cudnn_matmul(g, &(struct cudnn_matmul_spec){.a = pt, .b = dout, .c = dv, .m = kl, .k = ql});
 
     desc dp = scores(g, k, F), centred = scores(g, k, F), weighted = scores(g, k, F);
@@ -202,10 +202,10 @@ static bool build_backward(struct lg_cudnn *c, const struct cudnn_key *k, struct
     pointwise(g, CUDNN_POINTWISE_MUL, centred, p, weighted);
     pointwise(g, CUDNN_POINTWISE_MUL, weighted, scale, ds);
     cudnn_reshape(g, ds, dst);
-    desc dk = heads(g, k, DK, tk, n[N_DKVS]);
+    desc dk = heads(g, k, DK, tk, n[N_DKS]);
     cudnn_matmul(g, &(struct cudnn_matmul_spec){.a = dst, .b = q, .c = dk, .m = kl, .k = ql});
 
-    desc keys = heads(g, k, 0, tk, n[N_KVS]), dq = heads(g, k, DQ, tq, n[N_DQS]);
+    desc keys = heads(g, k, 0, tk, n[N_KS]), dq = heads(g, k, DQ, tq, n[N_DQS]);
     cudnn_reshape(g, kt, keys);
     cudnn_matmul(g, &(struct cudnn_matmul_spec){.a = ds, .b = keys, .c = dq, .m = ql, .k = kl});
     bool ok = cudnn_first_plan(g, &ret->plan, &ret->workspace);
@@ -216,11 +216,13 @@ static bool build_backward(struct lg_cudnn *c, const struct cudnn_key *k, struct
 /* ---- which calls ---- */
 
 /* A 16-bit type, heads of whole 16 bytes, tensors on 16 bytes. */
-static bool takes(const lg_cuda_device *d, const lg_tensor *q, const lg_tensor *k)
+static bool takes(const lg_cuda_device *d, const lg_tensor *q, const lg_tensor *k,
+                  const lg_tensor *v)
 {
     int64_t head = q->dim[3];
     return d->cudnn && q->dtype != LG_F32 && head % 8 == 0 && head <= HEAD_MAX &&
-           lg_row_stride(q, 2) % 8 == 0 && lg_row_stride(k, 2) % 8 == 0;
+           lg_row_stride(q, 2) % 8 == 0 && lg_row_stride(k, 2) % 8 == 0 &&
+           lg_row_stride(v, 2) % 8 == 0;
 }
 static bool present(const lg_tensor *t, const lg_tensor *sure)
 {
@@ -230,7 +232,7 @@ static bool present(const lg_tensor *t, const lg_tensor *sure)
 static struct cudnn_plan *forward_plan(lg_cuda_device *d, const struct lg_attention_forward_args *a)
 {
     const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->lse.data};
-    if (!takes(d, &a->q, &a->k) || present(&a->bias, &a->q) || a->causal) return NULL;
+    if (!takes(d, &a->q, &a->k, &a->v) || present(&a->bias, &a->q) || a->causal) return NULL;
     for (size_t i = 0; i < LG_ARRAY_LEN(p); i++)
         if (!lg_cuda_aligned_16(p[i])) return NULL;
     struct cudnn_key key;
@@ -239,7 +241,8 @@ static struct cudnn_plan *forward_plan(lg_cuda_device *d, const struct lg_attent
     key.n[N_TYPE] = a->q.dtype;
     key.n[N_B] = a->q.dim[0], key.n[N_TQ] = a->q.dim[1], key.n[N_H] = a->q.dim[2];
     key.n[N_D] = a->q.dim[3], key.n[N_TK] = a->k.dim[1];
-    key.n[N_QS] = lg_row_stride(&a->q, 2), key.n[N_KVS] = lg_row_stride(&a->k, 2);
+    key.n[N_QS] = lg_row_stride(&a->q, 2), key.n[N_KS] = lg_row_stride(&a->k, 2);
+    key.n[N_VS] = lg_row_stride(&a->v, 2);
     key.n[N_MASK] = present(&a->k_length, &a->q), key.n[N_LSE] = present(&a->lse, &a->q);
     return cudnn_plan_of(d->cudnn, &key, build_forward);
 }
@@ -249,8 +252,8 @@ static struct cudnn_plan *backward_plan(lg_cuda_device *d,
 {
     const void *p[] = {a->q.data,    a->k.data,  a->v.data,  a->o.data, a->lse.data,
                        a->dout.data, a->dq.data, a->dk.data, a->dv.data};
-    if (!takes(d, &a->q, &a->k)) return NULL;
-    if (!takes(d, &a->dq, &a->dk)) return NULL;
+    if (!takes(d, &a->q, &a->k, &a->v)) return NULL;
+    if (!takes(d, &a->dq, &a->dk, &a->dv)) return NULL;
     for (size_t i = 0; i < LG_ARRAY_LEN(p); i++)
         if (!lg_cuda_aligned_16(p[i])) return NULL;
     struct cudnn_key key;
@@ -259,8 +262,10 @@ static struct cudnn_plan *backward_plan(lg_cuda_device *d,
     key.n[N_TYPE] = a->q.dtype;
     key.n[N_B] = a->q.dim[0], key.n[N_TQ] = a->q.dim[1], key.n[N_H] = a->q.dim[2];
     key.n[N_D] = a->q.dim[3], key.n[N_TK] = a->k.dim[1];
-    key.n[N_QS] = lg_row_stride(&a->q, 2), key.n[N_KVS] = lg_row_stride(&a->k, 2);
-    key.n[N_DQS] = lg_row_stride(&a->dq, 2), key.n[N_DKVS] = lg_row_stride(&a->dk, 2);
+    key.n[N_QS] = lg_row_stride(&a->q, 2), key.n[N_KS] = lg_row_stride(&a->k, 2);
+    key.n[N_VS] = lg_row_stride(&a->v, 2);
+    key.n[N_DQS] = lg_row_stride(&a->dq, 2), key.n[N_DKS] = lg_row_stride(&a->dk, 2);
+    key.n[N_DVS] = lg_row_stride(&a->dv, 2);
     key.n[N_MASK] = present(&a->k_length, &a->q);
     return cudnn_plan_of(d->cudnn, &key, build_backward);
 }

@@ -411,7 +411,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x < GROUP) {
         registers_give<LOADER_REGISTERS>();
-        if (threadIdx.x == LOAD_WARP * WARP) produce<D>(a, shared);
+        if (threadIdx.x == LOAD_WARP * WARP)
+            a.whole ? produce<D, true>(a, shared) : produce<D, false>(a, shared);
         int adder = threadIdx.x / WARP - ADD_WARP;
         if (threadIdx.x % WARP == 0 && adder >= 0 && adder < ADDERS) add_up<D>(a, shared, adder);
     } else if (threadIdx.x >= (GROUPS + 1) * GROUP) {
@@ -444,12 +445,12 @@ static void launch(lg_stream *stream, const struct lg_attention_backward_args *a
     int parts = parts_of<D>(a), of_part = (int)ceil_div(blocks, parts);
     LG_ASSERT((parts - 1) * of_part < blocks);
     scratch_memory scratch = scratch_of<D>(a, stream->scratch);
-    backward_args z = {maps_of<D>(&a->q, L::QUERIES),
-                       maps_of<D>(&a->k, KEYS),
-                       maps_of<D>(&a->v, KEYS),
-                       maps_of<D>(&a->dout, L::QUERIES),
-                       maps_of<D>(&a->dk, 16),
-                       maps_of<D>(&a->dv, 16),
+    backward_args z = {tiles_of<D>(&a->q, a->first_queries, L::QUERIES),
+                       tiles_of<D>(&a->k, a->first_keys, KEYS),
+                       tiles_of<D>(&a->v, a->first_keys, KEYS),
+                       tiles_of<D>(&a->dout, a->first_queries, L::QUERIES),
+                       streams_of<D>(&a->dk, a->first_keys, 16),
+                       streams_of<D>(&a->dv, a->first_keys, 16),
                        scratch,
                        (const int32_t *)a->k_length.data,
                        (float)a->scale,
@@ -460,7 +461,9 @@ static void launch(lg_stream *stream, const struct lg_attention_backward_args *a
                        tiles,
                        parts,
                        of_part,
-                       parts * together_of(a)};
+                       parts * together_of(a),
+                       false};
+    z.whole = all_whole(z.q, L::QUERIES) && all_whole(z.k, KEYS);
     prepare<T, D>(cuda, a, scratch);
     unsigned grid = (unsigned)LG_MIN(multiprocessors, B * H * parts * tiles);
     LG_CUDA(cudaFuncSetAttribute(long_backward_kernel<T, D>,
@@ -481,12 +484,13 @@ bool cuda_long_attention_takes(const lg_cuda_device *gpu,
 {
     const void *p[] = {a->q.data,    a->k.data,  a->v.data,  a->o.data, a->o_low.data,
                        a->dout.data, a->dq.data, a->dk.data, a->dv.data};
-    const lg_tensor *rows[] = {&a->q, &a->k, &a->dq, &a->dk};
+    const lg_tensor *rows[] = {&a->q, &a->k, &a->v, &a->dq, &a->dk, &a->dv};
     int64_t d = a->q.dim[3];
     if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72 && d != 128))
         return false;
     if (!long_enough(a->q.dim[1], a->k.dim[1], d, BACKWARD_FEW_KEYS)) return false;
     if (!(a->scale > 0) || (a->k_length.rank && d != 64)) return false;
+    if (!ends_on_rows(a->first_queries) || !ends_on_rows(a->first_keys)) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

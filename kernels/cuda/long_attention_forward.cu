@@ -42,10 +42,11 @@ template <int D> struct forward_layout {
     static_assert(BYTES <= LG_CUDA_SHARED_HOPPER, "of a block");
 };
 struct forward_args {
-    tensor_maps q, k, v, o, o_low;
-    bool has_low;
-    float *lse;             // (B, H, Tq) or NULL
-    const int32_t *lengths; // (B) or NULL
+    tile_maps q, k, v;
+    streams o, o_low;
+    bool has_low, whole_keys; /* no tile of keys has those of both streams */
+    float *lse;               // (B, H, Tq) or NULL
+    const int32_t *lengths;   // (B) or NULL
     float scale;
     int Tq, Tk, H;
     int tiles, items; /* of queries of a head, of all heads */
@@ -115,7 +116,8 @@ static __device__ __forceinline__ int keys_of(const forward_args &a, int item)
     asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(n) : "l"(a.lengths + item / a.tiles / a.H));
     return n;
 }
-template <int D, bool LENGTHS>
+/* WHOLE: of keys. */
+template <int D, bool LENGTHS, bool WHOLE>
 static __device__ __forceinline__ void produce(const forward_args &a, uint32_t shared)
 {
     using L = forward_layout<D>;
@@ -125,18 +127,18 @@ static __device__ __forceinline__ void produce(const forward_args &a, uint32_t s
         place at = {item % a.tiles * L::QUERIES, head % a.H, head / a.H};
         r.q.wait_free();
         mbarrier_expect(r.q.came(), L::Q_TILE);
-        fetch_tile<D, L::QUERIES>(shared + r.q.at * L::Q_TILE, a.q, at, r.q.came());
+        fetch_tile<D, L::QUERIES, LENGTHS>(shared + r.q.at * L::Q_TILE, a.q, at, r.q.came());
         r.q.next();
         int keys = LENGTHS ? keys_of(a.lengths, at.sample, a.Tk) : a.Tk;
         for (int i = (keys - 1) / KEYS; i >= 0; i--) {
             at.token = i * KEYS;
             r.k.wait_free();
             mbarrier_expect(r.k.came(), L::TILE);
-            fetch_tile<D, KEYS>(shared + L::K + r.k.at * L::TILE, a.k, at, r.k.came());
+            fetch_tile<D, KEYS, WHOLE>(shared + L::K + r.k.at * L::TILE, a.k, at, r.k.came());
             r.k.next();
             r.v.wait_free();
             mbarrier_expect(r.v.came(), L::TILE);
-            fetch_tile<D, KEYS>(shared + L::V + r.v.at * L::TILE, a.v, at, r.v.came());
+            fetch_tile<D, KEYS, WHOLE>(shared + L::V + r.v.at * L::TILE, a.v, at, r.v.came());
             r.v.next();
         }
     }
@@ -423,7 +425,9 @@ static __global__ void __launch_bounds__(forward_layout<D>::THREADS, 1)
     __syncthreads();
     if (threadIdx.x < GROUP) {
         registers_give<L::LOADER_REGISTERS>();
-        if (threadIdx.x == 0) produce<D, LENGTHS>(a, shared);
+        if (threadIdx.x == 0)
+            LENGTHS || a.whole_keys ? produce<D, LENGTHS, true>(a, shared)
+                                    : produce<D, LENGTHS, false>(a, shared);
     } else {
         registers_take<L::REGISTERS>();
         consume<T, D, LENGTHS>(a, shared, threadIdx.x / GROUP - 1);
@@ -439,12 +443,13 @@ static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
     cudaStream_t cuda = lg_cuda_stream_of(stream);
     int multiprocessors = lg_cuda_device_of(stream)->multiprocessors;
     int tiles = (int)ceil_div(a->q.dim[1], L::QUERIES);
-    forward_args f = {maps_of<D>(&a->q, L::QUERIES),
-                      maps_of<D>(&a->k, KEYS),
-                      maps_of<D>(&a->v, KEYS),
-                      maps_of<D>(&a->o, 16),
-                      maps_of<D>(a->o_low.data ? &a->o_low : &a->o, 16),
+    forward_args f = {tiles_of<D>(&a->q, a->first_queries, L::QUERIES),
+                      tiles_of<D>(&a->k, a->first_keys, KEYS),
+                      tiles_of<D>(&a->v, a->first_keys, KEYS),
+                      streams_of<D>(&a->o, a->first_queries, 16),
+                      streams_of<D>(a->o_low.data ? &a->o_low : &a->o, a->first_queries, 16),
                       a->o_low.data != nullptr,
+                      false,
                       (float *)a->lse.data,
                       (const int32_t *)a->k_length.data,
                       (float)a->scale,
@@ -453,6 +458,7 @@ static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
                       (int)a->q.dim[2],
                       tiles,
                       (int)(a->q.dim[0] * a->q.dim[2]) * tiles};
+    f.whole_keys = all_whole(f.k, KEYS);
     unsigned blocks = (unsigned)(f.items < multiprocessors ? f.items : multiprocessors);
     LG_CUDA(cudaFuncSetAttribute(long_forward_kernel<T, D, LENGTHS>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
@@ -481,7 +487,9 @@ bool cuda_long_attention_forward_takes(const lg_cuda_device *gpu,
     if (a->k_length.rank && d != 64) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
-    return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0;
+    if (!ends_on_rows(a->first_queries) || !ends_on_rows(a->first_keys)) return false;
+    return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0 &&
+           lg_row_stride(&a->v, 2) % 8 == 0;
 }
 void cuda_long_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
 {

@@ -39,13 +39,15 @@ template <int D> struct backward_layout {
     static_assert(BYTES <= LG_CUDA_SHARED_HOPPER, "of a block");
 };
 struct backward_args {
-    tensor_maps q, k, v, dout, dk, dv;
+    tile_maps q, k, v, dout;
+    streams dk, dv;
     scratch_memory scratch;
     const int32_t *lengths; // (samples) of keys, or NULL
     float scale;
     int Tk, H, heads, blocks, tiles; /* blocks of queries and tiles of keys of a head */
     int parts, of_part;              /* of a head's blocks, and how many one has */
     int together;
+    bool whole; /* no tile has rows of both streams */
 };
 /* What an item is: keys of a head, and blocks [first, last) of its queries. */
 struct item_of {
@@ -102,7 +104,8 @@ static __device__ __forceinline__ void fetch_floats(uint32_t to, const float *fr
                  "l"(from), "r"(count * 4), "r"(barrier)
                  : "memory");
 }
-template <int D>
+/* WHOLE: no tile has rows of both streams. */
+template <int D, bool WHOLE>
 static __device__ __forceinline__ void produce(const backward_args &a, uint32_t shared)
 {
     using L = backward_layout<D>;
@@ -119,7 +122,7 @@ static __device__ __forceinline__ void produce(const backward_args &a, uint32_t 
         uint32_t barrier = came<KV>(shared + L::K_CAME, n);
         wait_free<KV>(shared + L::K_CAME, n);
         mbarrier_expect(barrier, L::KV_TILE);
-        fetch_tile<D, KEYS>(shared + L::K + n % KV * L::KV_TILE, a.k, z.at, barrier);
+        fetch_tile<D, KEYS, WHOLE>(shared + L::K + n % KV * L::KV_TILE, a.k, z.at, barrier);
 #pragma unroll 1
         for (int i = z.first; i < z.last; i++, m++) {
             place at = {i * L::QUERIES, z.at.head, z.at.sample};
@@ -127,19 +130,20 @@ static __device__ __forceinline__ void produce(const backward_args &a, uint32_t 
             barrier = came<2>(shared + L::Q_CAME, m);
             wait_free<2>(shared + L::Q_CAME, m);
             mbarrier_expect(barrier, L::Q_TILE + L::QUERIES * 4);
-            fetch_tile<D, L::QUERIES>(shared + L::Q + stage * L::Q_TILE, a.q, at, barrier);
+            fetch_tile<D, L::QUERIES, WHOLE>(shared + L::Q + stage * L::Q_TILE, a.q, at, barrier);
             fetch_floats(shared + L::LSE + stage * L::QUERIES * 4, a.scratch.minus_lse + rows,
                          L::QUERIES, barrier);
             if (i == z.first) {
                 barrier = came<KV>(shared + L::V_CAME, n);
                 wait_free<KV>(shared + L::V_CAME, n);
                 mbarrier_expect(barrier, L::KV_TILE);
-                fetch_tile<D, KEYS>(shared + L::V + n % KV * L::KV_TILE, a.v, z.at, barrier);
+                fetch_tile<D, KEYS, WHOLE>(shared + L::V + n % KV * L::KV_TILE, a.v, z.at, barrier);
             }
             barrier = came<2>(shared + L::DOUT_CAME, m);
             wait_free<2>(shared + L::DOUT_CAME, m);
             mbarrier_expect(barrier, L::Q_TILE + L::QUERIES * 4);
-            fetch_tile<D, L::QUERIES>(shared + L::DOUT + stage * L::Q_TILE, a.dout, at, barrier);
+            fetch_tile<D, L::QUERIES, WHOLE>(shared + L::DOUT + stage * L::Q_TILE, a.dout, at,
+                                             barrier);
             fetch_floats(shared + L::SUMS + stage * L::QUERIES * 4, a.scratch.minus_sums + rows,
                          L::QUERIES, barrier);
         }

@@ -59,6 +59,14 @@ static scratch_memory scratch_of(const struct lg_attention_backward_args *a, voi
                 (parts > 1 ? 2 * (size_t)parts * tiles * KEYS * D * sizeof(float) : 0)};
 }
 
+/* The row of a sample's token; first: tokens of the first stream, all where there is one. */
+static __device__ __forceinline__ int64_t row_of(int samples, int tokens, int first, int sample,
+                                                 int token)
+{
+    if (token < first) return (int64_t)sample * first + token;
+    return (int64_t)samples * first + (int64_t)sample * (tokens - first) + token - first;
+}
+
 /* ---- before ---- */
 
 template <typename T> struct before_args {
@@ -67,7 +75,7 @@ template <typename T> struct before_args {
     float *minus_lse, *minus_sums; // (B, H, rows)
     uint32_t *counters;
     int64_t counts; /* of those */
-    int Tq, H, rows;
+    int B, Tq, first, H, rows;
     int64_t all; /* B rows H */
 };
 template <int D> constexpr int LANES = D > 96 ? 16 : 8; /* of a row */
@@ -89,7 +97,7 @@ static __global__ void __launch_bounds__(SMALL_THREADS) before_kernel(const befo
     float sum = 0;
     if (there)
         for (int c = threadIdx.x % LANES<D> * 8; c < D; c += LANES<D> * 8) {
-            int64_t from = ((b * a.Tq + t) * a.H + h) * D + c;
+            int64_t from = (row_of(a.B, a.Tq, a.first, (int)b, t) * a.H + h) * D + c;
             float x[8], y[8];
             load<T, 8>(a.dout + from, x);
             load<T, 8>(a.o + from, y);
@@ -124,7 +132,9 @@ static void prepare(cudaStream_t stream, const struct lg_attention_backward_args
                         m.minus_sums,
                         m.added,
                         heads * blocks + 1,
+                        (int)a->q.dim[0],
                         Tq,
+                        a->first_queries ? a->first_queries : Tq,
                         H,
                         (int)rows,
                         all};
@@ -141,8 +151,8 @@ template <typename T> struct after_args {
     T *x;
     int64_t stride;
     float scale;
-    int rows, H, parts;
-    int64_t part; /* floats from one to the next */
+    int rows, first, H, parts; /* first: rows of the first stream */
+    int64_t part;              /* floats from one to the next */
 };
 /* A block per half of a block of queries, or of keys: (halves, heads, samples). */
 template <typename T, int D>
@@ -185,7 +195,8 @@ static __global__ void __launch_bounds__(GROUP) after_kernel(const after_args<T>
         bool rest = c >= L::MAIN; /* which both halves have */
         int column = rest ? c - L::N + D : c + half * L::SECOND;
         if (token + row >= a.rows || (rest && half)) continue;
-        T *out = a.x + ((int64_t)blockIdx.z * a.rows + token + row) * a.stride +
+        T *out = a.x +
+                 row_of((int)gridDim.z, a.rows, a.first, (int)blockIdx.z, token + row) * a.stride +
                  (int64_t)blockIdx.y * D + column;
         *reinterpret_cast<quad *>(out) =
             *reinterpret_cast<const quad *>(memory + row * PITCH + c * 2);
@@ -193,12 +204,13 @@ static __global__ void __launch_bounds__(GROUP) after_kernel(const after_args<T>
 }
 
 template <typename T, int D>
-static void take(cudaStream_t stream, const lg_tensor &x, const after_args<T> &from)
+static void take(cudaStream_t stream, const lg_tensor &x, int first, const after_args<T> &from)
 {
     after_args<T> z = from;
     z.x = (T *)x.data;
     z.stride = lg_row_stride(&x, 2);
     z.rows = (int)x.dim[1], z.H = (int)x.dim[2];
+    z.first = first ? first : z.rows;
     const unsigned halves = (unsigned)(GROUPS * ceil_div(z.rows, dq_parts<D>::QUERIES));
     after_kernel<T, D><<<dim3(halves, (unsigned)z.H, (unsigned)x.dim[0]), GROUP, 0, stream>>>(z);
     LG_CUDA_LAUNCHED();
@@ -212,16 +224,16 @@ static void take_sums(cudaStream_t stream, const struct lg_attention_backward_ar
     z.scale = (float)a->scale / weight_factor<T>;
     z.parts = 1;
     z.from = m.dq;
-    take<T, D>(stream, a->dq, z);
+    take<T, D>(stream, a->dq, a->first_queries, z);
     if constexpr (D == 64) {
         static_assert(dq_parts<D>::QUERIES == KEYS, "halves of keys are as those of queries");
         z.parts = parts_of<D>(a);
         z.part = a->q.dim[0] * a->q.dim[2] * ceil_div(a->k.dim[1], KEYS) * KEYS * D;
         if (z.parts == 1) return;
         z.from = m.dkv;
-        take<T, D>(stream, a->dk, z);
+        take<T, D>(stream, a->dk, a->first_keys, z);
         z.from = m.dkv + z.parts * z.part;
         z.scale = 1 / weight_factor<T>;
-        take<T, D>(stream, a->dv, z);
+        take<T, D>(stream, a->dv, a->first_keys, z);
     }
 }

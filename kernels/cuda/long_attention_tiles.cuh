@@ -5,9 +5,13 @@
  * row r lie at c ^ r % 8. At d = 72 the last 8 columns follow, 16 bytes a row, without swizzle. (In panels of 16
  * columns with the swizzle of 32 bytes all would be of one kind, but products read those at half the speed.) A panel is
  * all rows of the tile, one behind the other; tiles begin on multiples of 1024. Rows beyond the last token come as
- * zeros, and are not taken away. */
+ * zeros, and are not taken away.
+ *
+ * Where a tensor has two streams (ops.def), rows are numbered through a sample all the same, and each stream has its own
+ * description for TMA. A tile that begins in the first and ends in the second is fetched in boxes of 16 rows. */
 #pragma once
 #include "kernels/cuda/head_boxes.cuh"
+#include <limits.h>
 
 enum { GROUP = 128, LONG_LEAST = 512, LONG_LEAST_KEYS = 128 };
 enum {
@@ -42,6 +46,17 @@ struct tensor_maps {
     CUtensorMap main, rest; /* rest: at d = 72 */
 };
 
+/* Rows of a tensor of one stream or two, in boxes of so many; first: where the second begins, ONE_STREAM: nowhere. */
+struct streams {
+    tensor_maps of[2];
+    int first;
+};
+/* Tiles, and what 16 rows of one are fetched by. */
+struct tile_maps {
+    streams whole, some;
+};
+enum { ONE_STREAM = INT_MAX, SOME_ROWS = 16 };
+
 /* How many keys a sample has; lengths: of all samples, or NULL. */
 static __device__ __forceinline__ int keys_of(const int32_t *lengths, int sample, int Tk)
 {
@@ -72,27 +87,50 @@ static __device__ __forceinline__ void put_box(const CUtensorMap *to, int column
                  "r"(column), "r"(at.head), "r"(at.token), "r"(at.sample), "r"(from)
                  : "memory");
 }
-/* The tile of ROWS rows from `at` to shared memory; the barrier is told. */
+/* What describes the rows from `at` on, which becomes their place within the stream. */
+static __device__ __forceinline__ const tensor_maps &stream_of(const streams &x, place &at)
+{
+    const bool second = at.token >= x.first;
+    if (second) at.token -= x.first;
+    return x.of[second];
+}
+/* A box of rows of a tile of ROWS, from `row` on. */
 template <int D, int ROWS>
-static __device__ __forceinline__ void fetch_tile(uint32_t to, const tensor_maps &from, place at,
-                                                  uint32_t barrier)
+static __device__ __forceinline__ void fetch_rows(uint32_t to, int row, const streams &from,
+                                                  place at, uint32_t barrier)
 {
     using P = panels<D>;
+    const tensor_maps &maps = stream_of(from, at);
 #pragma unroll
     for (int p = 0; p < P::COUNT; p++)
-        fetch_box(to + p * ROWS * ROW, &from.main, p * COLUMNS, at, barrier);
-    if (P::REST) fetch_box(rest_of<D, ROWS>(to, 0), &from.rest, P::COUNT * COLUMNS, at, barrier);
+        fetch_box(to + p * ROWS * ROW + row * ROW, &maps.main, p * COLUMNS, at, barrier);
+    if (P::REST) fetch_box(rest_of<D, ROWS>(to, row), &maps.rest, P::COUNT * COLUMNS, at, barrier);
+}
+/* The tile of ROWS rows from `at` to shared memory; the barrier is told. WHOLE: no tile has rows of both streams, which takes
+ * fewer registers. */
+template <int D, int ROWS, bool WHOLE>
+static __device__ __forceinline__ void fetch_tile(uint32_t to, const tile_maps &from, place at,
+                                                  uint32_t barrier)
+{
+    if (WHOLE) return fetch_rows<D, ROWS>(to, 0, from.whole, at, barrier);
+    const int first = from.whole.first;
+    const bool in_one = at.token >= first || at.token + ROWS <= first;
+    const streams &by = in_one ? from.whole : from.some;
+    const int step = in_one ? ROWS : SOME_ROWS;
+#pragma unroll 1
+    for (int row = 0; row < ROWS; row += step, at.token += step)
+        fetch_rows<D, ROWS>(to, row, by, at, barrier);
 }
 /* 16 rows of a tile of ROWS, from `row` on, the other way, in the thread's group that puts_end() closes. */
 template <int D, int ROWS>
-static __device__ __forceinline__ void put_rows(const tensor_maps &to, place at, uint32_t tile,
-                                                int row)
+static __device__ __forceinline__ void put_rows(const streams &to, place at, uint32_t tile, int row)
 {
     using P = panels<D>;
+    const tensor_maps &maps = stream_of(to, at);
 #pragma unroll
     for (int p = 0; p < P::COUNT; p++)
-        put_box(&to.main, p * COLUMNS, at, tile + p * ROWS * ROW + row * ROW);
-    if (P::REST) put_box(&to.rest, P::COUNT * COLUMNS, at, rest_of<D, ROWS>(tile, row));
+        put_box(&maps.main, p * COLUMNS, at, tile + p * ROWS * ROW + row * ROW);
+    if (P::REST) put_box(&maps.rest, P::COUNT * COLUMNS, at, rest_of<D, ROWS>(tile, row));
 }
 /* Boxes of `rows` rows of a tensor (B, T, H, D). */
 template <int D> static tensor_maps maps_of(const lg_tensor *t, int rows)
@@ -107,6 +145,34 @@ template <int D> static tensor_maps maps_of(const lg_tensor *t, int rows)
     box[0] = D % COLUMNS;
     if (panels<D>::REST) maps.rest = described(t, 4, size, pitch, box, CU_TENSOR_MAP_SWIZZLE_NONE);
     return maps;
+}
+
+/* Of B samples of T tokens, of which each has `first` of the first stream, or 0. */
+template <int D> static streams streams_of(const lg_tensor *t, int first, int rows)
+{
+    const int64_t B = t->dim[0], T = t->dim[1], step = lg_row_stride(t, 2);
+    if (!first || B == 1) { /* one sample's tokens lie together */
+        const tensor_maps all = maps_of<D>(t, rows);
+        return {{all, all}, ONE_STREAM};
+    }
+    lg_tensor x = *t, y = *t;
+    x.dim[1] = first, y.dim[1] = T - first;
+    y.data = (char *)t->data + (size_t)(B * first * step) * lg_dtype_bytes(t->dtype);
+    return {{maps_of<D>(&x, rows), maps_of<D>(&y, rows)}, first};
+}
+template <int D> static tile_maps tiles_of(const lg_tensor *t, int first, int rows)
+{
+    return {streams_of<D>(t, first, rows), streams_of<D>(t, first, SOME_ROWS)};
+}
+/* Does every tile of so many rows have those of one stream? */
+static inline bool all_whole(const tile_maps &x, int rows)
+{
+    return x.whole.first == ONE_STREAM || x.whole.first % rows == 0;
+}
+/* May a stream end there? */
+static inline bool ends_on_rows(int first)
+{
+    return first % SOME_ROWS == 0;
 }
 
 /* ---- operands ---- */

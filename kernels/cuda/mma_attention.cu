@@ -49,7 +49,7 @@ template <typename T> struct attention_args {
     const T *q, *k, *v, *dout;
     const int32_t *k_length;
     const float *delta;
-    int64_t q_stride, kv_stride, dq_stride, dkv_stride;
+    int64_t q_stride, k_stride, v_stride, dq_stride, dk_stride, dv_stride;
     T *o, *o_low, *dq, *dk, *dv; // o_low: or NULL
     float *lse;
     float scale, factor; /* factor: scale log2 e */
@@ -257,10 +257,10 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     extern __shared__ __align__(16) char memory[];
     uint32_t own = shared_address(memory), stage = own + L::STAGES, other = stage + L::STAGE;
     int first = blockIdx.x * L::ROWS, lane = threadIdx.x % WARP, keys = a.keys();
-    const T *ks = a.head(a.k, a.kv_stride, a.Tk), *vs = a.head(a.v, a.kv_stride, a.Tk);
+    const T *ks = a.head(a.k, a.k_stride, a.Tk), *vs = a.head(a.v, a.v_stride, a.Tk);
     fetch<D, L::ROWS>(own, a.head(a.q, a.q_stride, a.Tq), a.q_stride, first, a.Tq, a.d);
-    fetch<D, N>(stage, ks, a.kv_stride, 0, keys, a.d);
-    fetch<D, N>(stage + L::MATRIX, vs, a.kv_stride, 0, keys, a.d);
+    fetch<D, N>(stage, ks, a.k_stride, 0, keys, a.d);
+    fetch<D, N>(stage + L::MATRIX, vs, a.v_stride, 0, keys, a.d);
     copies_end();
     float o[R][C][4] = {}, top[R][2], sums[R][2] = {};
 #pragma unroll
@@ -269,8 +269,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int k0 = 0; k0 < keys; k0 += N) {
         float x[R][N / 8][4];
         if (k0 + N < keys) {
-            fetch<D, N>(other, ks, a.kv_stride, k0 + N, keys, a.d);
-            fetch<D, N>(other + L::MATRIX, vs, a.kv_stride, k0 + N, keys, a.d);
+            fetch<D, N>(other, ks, a.k_stride, k0 + N, keys, a.d);
+            fetch<D, N>(other + L::MATRIX, vs, a.v_stride, k0 + N, keys, a.d);
         }
         copies_end();
         copies_land<1>(); /* all but the next tile's */
@@ -322,8 +322,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     float dk[1][C][4] = {}, dv[1][C][4] = {};
     int end = first < keys ? a.Tq : 0; /* without a key there is nothing to walk */
     if (end) {
-        fetch<D, L::ROWS>(own, a.head(a.k, a.kv_stride, a.Tk), a.kv_stride, first, keys, a.d);
-        fetch<D, L::ROWS>(own + L::OWN_MATRIX, a.head(a.v, a.kv_stride, a.Tk), a.kv_stride, first,
+        fetch<D, L::ROWS>(own, a.head(a.k, a.k_stride, a.Tk), a.k_stride, first, keys, a.d);
+        fetch<D, L::ROWS>(own + L::OWN_MATRIX, a.head(a.v, a.v_stride, a.Tk), a.v_stride, first,
                           keys, a.d);
         fetch<D, N>(stage, qs, a.q_stride, 0, end, a.d);
         fetch<D, N>(stage + L::MATRIX, douts, width, 0, end, a.d);
@@ -370,12 +370,12 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         k = key < keys ? k * a.scale : 0;
         v = key < keys ? v : 0;
     }
-    int64_t from = first * a.dkv_stride;
     int rows = a.Tk - first;
-    store_rows<T, D, C, 1>(memory, dk, a.head(a.dk, a.dkv_stride, a.Tk) + from, a.dkv_stride, rows,
+    store_rows<T, D, C, 1>(memory, dk, a.head(a.dk, a.dk_stride, a.Tk) + first * a.dk_stride,
+                           a.dk_stride, rows, a.d);
+    store_rows<T, D, C, 1>(memory + L::OWN_MATRIX, dv,
+                           a.head(a.dv, a.dv_stride, a.Tk) + first * a.dv_stride, a.dv_stride, rows,
                            a.d);
-    store_rows<T, D, C, 1>(memory + L::OWN_MATRIX, dv, a.head(a.dv, a.dkv_stride, a.Tk) + from,
-                           a.dkv_stride, rows, a.d);
 }
 
 /* dQ: owns queries (of Q, then dout), walks keys (K, then V). */
@@ -388,11 +388,11 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     uint32_t own = shared_address(memory), stage = own + L::STAGES, other = stage + L::STAGE;
     int first = blockIdx.x * L::ROWS, lane = threadIdx.x % WARP, keys = a.keys();
     int64_t width = (int64_t)a.H * a.d;
-    const T *ks = a.head(a.k, a.kv_stride, a.Tk), *vs = a.head(a.v, a.kv_stride, a.Tk);
+    const T *ks = a.head(a.k, a.k_stride, a.Tk), *vs = a.head(a.v, a.v_stride, a.Tk);
     fetch<D, L::ROWS>(own, a.head(a.q, a.q_stride, a.Tq), a.q_stride, first, a.Tq, a.d);
     fetch<D, L::ROWS>(own + L::OWN_MATRIX, a.head(a.dout, width, a.Tq), width, first, a.Tq, a.d);
-    fetch<D, N>(stage, ks, a.kv_stride, 0, keys, a.d);
-    fetch<D, N>(stage + L::MATRIX, vs, a.kv_stride, 0, keys, a.d);
+    fetch<D, N>(stage, ks, a.k_stride, 0, keys, a.d);
+    fetch<D, N>(stage + L::MATRIX, vs, a.v_stride, 0, keys, a.d);
     copies_end();
     float dq[R][C][4] = {}, lse[R][2], delta[R][2];
 #pragma unroll
@@ -406,8 +406,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int k0 = 0; k0 < keys; k0 += N) {
         float p[R][N / 8][4], ds[R][N / 8][4];
         if (k0 + N < keys) {
-            fetch<D, N>(other, ks, a.kv_stride, k0 + N, keys, a.d);
-            fetch<D, N>(other + L::MATRIX, vs, a.kv_stride, k0 + N, keys, a.d);
+            fetch<D, N>(other, ks, a.k_stride, k0 + N, keys, a.d);
+            fetch<D, N>(other + L::MATRIX, vs, a.v_stride, k0 + N, keys, a.d);
         }
         copies_end();
         copies_land<1>(); /* all but the next tile's */
@@ -488,7 +488,8 @@ template <typename T, typename A> static attention_args<T> args_of(const A *a)
     r.v = (const T *)a->v.data;
     r.k_length = (const int32_t *)a->k_length.data;
     r.q_stride = lg_row_stride(&a->q, 2);
-    r.kv_stride = lg_row_stride(&a->k, 2);
+    r.k_stride = lg_row_stride(&a->k, 2);
+    r.v_stride = lg_row_stride(&a->v, 2);
     r.lse = (float *)a->lse.data;
     r.scale = (float)a->scale;
     r.factor = (float)(a->scale * LOG2_E);
@@ -505,18 +506,20 @@ static bool all_aligned(const void *const *p, size_t n)
         if (!lg_cuda_aligned_16(p[i])) return false;
     return true;
 }
-static bool takes(const lg_cuda_device *d, const lg_tensor *q, const lg_tensor *k, double scale)
+static bool takes(const lg_cuda_device *d, const lg_tensor *q, const lg_tensor *k,
+                  const lg_tensor *v, double scale)
 {
     int64_t head = q->dim[3];
     return !lg_cuda_is_hopper(d) && q->dtype != LG_F32 && head % 8 == 0 && head <= HEAD_MAX &&
-           scale > 0 && lg_row_stride(q, 2) % 8 == 0 && lg_row_stride(k, 2) % 8 == 0;
+           scale > 0 && lg_row_stride(q, 2) % 8 == 0 && lg_row_stride(k, 2) % 8 == 0 &&
+           lg_row_stride(v, 2) % 8 == 0;
 }
 
 bool cuda_mma_attention_forward_takes(const lg_cuda_device *d,
                                       const struct lg_attention_forward_args *a)
 {
     const void *const p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->o_low.data};
-    return takes(d, &a->q, &a->k, a->scale) && !a->bias.rank && !a->causal &&
+    return takes(d, &a->q, &a->k, &a->v, a->scale) && !a->bias.rank && !a->causal &&
            all_aligned(p, sizeof p / sizeof *p);
 }
 template <typename T> static void forward(lg_stream *s, const struct lg_attention_forward_args *a)
@@ -536,8 +539,9 @@ bool cuda_mma_attention_backward_takes(const lg_cuda_device *d,
 {
     const void *const p[] = {a->q.data,    a->k.data,  a->v.data,  a->o.data,
                              a->dout.data, a->dq.data, a->dk.data, a->dv.data};
-    return takes(d, &a->q, &a->k, a->scale) && lg_row_stride(&a->dq, 2) % 8 == 0 &&
-           lg_row_stride(&a->dk, 2) % 8 == 0 && all_aligned(p, sizeof p / sizeof *p);
+    return takes(d, &a->q, &a->k, &a->v, a->scale) && lg_row_stride(&a->dq, 2) % 8 == 0 &&
+           lg_row_stride(&a->dk, 2) % 8 == 0 && lg_row_stride(&a->dv, 2) % 8 == 0 &&
+           all_aligned(p, sizeof p / sizeof *p);
 }
 template <typename T>
 static void backward(lg_stream *s, const struct lg_attention_backward_args *a, const float *delta)
@@ -546,7 +550,8 @@ static void backward(lg_stream *s, const struct lg_attention_backward_args *a, c
     r.dout = (const T *)a->dout.data;
     r.delta = delta;
     r.dq_stride = lg_row_stride(&a->dq, 2);
-    r.dkv_stride = lg_row_stride(&a->dk, 2);
+    r.dk_stride = lg_row_stride(&a->dk, 2);
+    r.dv_stride = lg_row_stride(&a->dv, 2);
     r.dq = (T *)a->dq.data;
     r.dk = (T *)a->dk.data;
     r.dv = (T *)a->dv.data;

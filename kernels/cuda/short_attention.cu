@@ -437,7 +437,7 @@ bool cuda_short_attention_takes(const lg_cuda_device *gpu,
 {
     const void *p[] = {a->q.data,  a->k.data,  a->v.data,  a->o.data,  a->dout.data,
                        a->dq.data, a->dk.data, a->dv.data, a->lse.data};
-    const lg_tensor *rows[] = {&a->q, &a->k, &a->dq, &a->dk};
+    const lg_tensor *rows[] = {&a->q, &a->k, &a->v, &a->dq, &a->dk, &a->dv};
     int64_t d = a->q.dim[3];
     if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72)) return false;
     if (a->q.dim[1] != TOKENS || a->k.dim[1] != TOKENS || a->k_length.rank) return false;

@@ -361,7 +361,8 @@ bool cuda_short_attention_forward_takes(const lg_cuda_device *gpu,
     if (a->k_length.rank || a->bias.rank || a->causal || !(a->scale > 0)) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
-    return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0;
+    return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0 &&
+           lg_row_stride(&a->v, 2) % 8 == 0;
 }
 void cuda_short_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
 {

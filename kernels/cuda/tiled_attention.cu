@@ -40,7 +40,7 @@ template <int D> struct layout {
 template <typename T> struct tiled_args {
     const T *q, *k, *v, *bias;
     const int32_t *k_length;
-    int64_t q_stride, kv_stride;
+    int64_t q_stride, k_stride, v_stride;
     T *o;
     float *lse;
     float factor; /* scale log2 e */
@@ -225,11 +225,11 @@ static __global__ void __launch_bounds__(THREADS, layout<D>::BLOCKS)
     int keys = a.k_length ? a.k_length[blockIdx.z] : a.Tk;
     if (keys < 1 || keys > a.Tk) __trap();
     const T *qs = a.q + (int64_t)blockIdx.z * a.Tq * a.q_stride + (int64_t)blockIdx.y * a.d;
-    const T *ks = a.k + (int64_t)blockIdx.z * a.Tk * a.kv_stride + (int64_t)blockIdx.y * a.d;
-    const T *vs = a.v + (int64_t)blockIdx.z * a.Tk * a.kv_stride + (int64_t)blockIdx.y * a.d;
+    const T *ks = a.k + (int64_t)blockIdx.z * a.Tk * a.k_stride + (int64_t)blockIdx.y * a.d;
+    const T *vs = a.v + (int64_t)blockIdx.z * a.Tk * a.v_stride + (int64_t)blockIdx.y * a.d;
     fetch<D>(q, qs, a.q_stride, first, a.Tq, a.d, turn_of_query);
-    fetch<D>(stage, ks, a.kv_stride, 0, keys, a.d, turn_of_key);
-    fetch<D>(stage + L::MATRIX, vs, a.kv_stride, 0, keys, a.d, turn_of_key);
+    fetch<D>(stage, ks, a.k_stride, 0, keys, a.d, turn_of_key);
+    fetch<D>(stage + L::MATRIX, vs, a.v_stride, 0, keys, a.d, turn_of_key);
     copies_end();
     float o[D / 8][4] = {}, top[2] = {LEAST_SCORE, LEAST_SCORE}, sums[2] = {};
 #pragma unroll 1
@@ -239,8 +239,8 @@ static __global__ void __launch_bounds__(THREADS, layout<D>::BLOCKS)
         bias_pairs bias = {};
         if (a.bias) load_bias(bias, a, query, key);
         if (k0 + KEYS < keys) {
-            fetch<D>(other, ks, a.kv_stride, k0 + KEYS, keys, a.d, turn_of_key);
-            fetch<D>(other + L::MATRIX, vs, a.kv_stride, k0 + KEYS, keys, a.d, turn_of_key);
+            fetch<D>(other, ks, a.k_stride, k0 + KEYS, keys, a.d, turn_of_key);
+            fetch<D>(other + L::MATRIX, vs, a.v_stride, k0 + KEYS, keys, a.d, turn_of_key);
         }
         copies_end();
         copies_land<1>(); /* all but the next tile's */
@@ -284,6 +284,7 @@ static void launch(lg_stream *s, const struct lg_attention_forward_args *a)
                        (const int32_t *)a->k_length.data,
                        lg_row_stride(&a->q, 2),
                        lg_row_stride(&a->k, 2),
+                       lg_row_stride(&a->v, 2),
                        (T *)a->o.data,
                        (float *)a->lse.data,
                        (float)(a->scale * LOG2_E),
@@ -314,7 +315,8 @@ bool cuda_tiled_attention_takes(const struct lg_attention_forward_args *a)
         return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
-    return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0;
+    return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0 &&
+           lg_row_stride(&a->v, 2) % 8 == 0;
 }
 void cuda_tiled_attention(lg_stream *s, const struct lg_attention_forward_args *a)
 {

@@ -527,7 +527,9 @@ RULE(attention_forward)
                                            .k_length = a->k_length,
                                            .lse = a->lse,
                                            .o_low = a->o_low,
-                                           .scale = a->scale};
+                                           .scale = a->scale,
+                                           .first_queries = a->first_queries,
+                                           .first_keys = a->first_keys};
     b.dq = fresh(c, &a->q);
     b.dk = fresh(c, &a->k);
     b.dv = fresh(c, &a->v);

@@ -11,6 +11,7 @@
  */
 #include "kernels/host/smallgemm.h"
 #include "kernels/host/vmath.h"
+#include "kernels/streams.h"
 #include <omp.h>
 
 enum { ROWS = 64 };
@@ -102,8 +103,10 @@ static int64_t cut_forward(struct forward_scratch *f, float *base, int64_t Tk, i
 size_t LG_K(attention_forward_scratch)(const struct lg_attention_forward_args *a, int threads)
 {
     struct forward_scratch f;
-    return (size_t)threads * (size_t)cut_forward(&f, NULL, a->k.dim[1], a->q.dim[3]) *
-           sizeof(float);
+    struct lg_attention_forward_args one;
+    return lg_streams_join_forward(a, NULL, &one) +
+           (size_t)threads * (size_t)cut_forward(&f, NULL, a->k.dim[1], a->q.dim[3]) *
+               sizeof(float);
 }
 
 /* 0 in the lanes that the last vector of n scores fills, far below any score in the others. */
@@ -189,16 +192,17 @@ static void forward_head(const struct lg_attention_forward_args *a, int64_t b, i
     const int64_t n = keys_of(&a->k_length, b, Tk), wn = padded(n), wd = padded(d);
     struct forward_scratch f;
     cut_forward(&f, scratch, Tk, d);
-    const int64_t q_stride = lg_row_stride(&a->q, 2), kv_stride = lg_row_stride(&a->k, 2);
+    const int64_t q_stride = lg_row_stride(&a->q, 2), k_stride = lg_row_stride(&a->k, 2);
+    const int64_t v_stride = lg_row_stride(&a->v, 2);
     const float *q = (const float *)a->q.data + b * Tq * q_stride + h * d;
-    const float *k = (const float *)a->k.data + b * Tk * kv_stride + h * d;
-    const float *v = (const float *)a->v.data + b * Tk * kv_stride + h * d;
+    const float *k = (const float *)a->k.data + b * Tk * k_stride + h * d;
+    const float *v = (const float *)a->v.data + b * Tk * v_stride + h * d;
     float *o = (float *)a->o.data + (b * Tq * H + h) * d;
     float *lse = a->lse.rank && a->lse.data ? (float *)a->lse.data + (b * H + h) * Tq : NULL;
     const float *bias =
         a->bias.rank && a->bias.data ? (const float *)a->bias.data + h * Tq * Tk : NULL;
-    pack_columns(f.k, k, kv_stride, n, d);
-    pack_rows(f.v, v, kv_stride, n, d);
+    pack_columns(f.k, k, k_stride, n, d);
+    pack_rows(f.v, v, v_stride, n, d);
     for (int64_t t = 0; t < Tq; t += ROWS) {
         const int64_t rows = LG_MIN((int64_t)ROWS, Tq - t);
         float sum[ROWS];
@@ -224,6 +228,8 @@ static void forward_head(const struct lg_attention_forward_args *a, int64_t b, i
 
 void LG_K(attention_forward)(lg_stream *s, const struct lg_attention_forward_args *a)
 {
+    if (a->first_queries || a->first_keys)
+        return lg_streams_forward(s, a, LG_K(copy_rows), LG_K(attention_forward));
     const int64_t H = a->q.dim[2], heads = a->q.dim[0] * H;
     struct forward_scratch f;
     const int64_t floats = cut_forward(&f, NULL, a->k.dim[1], a->q.dim[3]);
@@ -259,8 +265,10 @@ static int64_t cut_backward(struct backward_scratch *f, float *base, int64_t Tk,
 size_t LG_K(attention_backward_scratch)(const struct lg_attention_backward_args *a, int threads)
 {
     struct backward_scratch f;
-    return (size_t)threads * (size_t)cut_backward(&f, NULL, a->k.dim[1], a->q.dim[3]) *
-           sizeof(float);
+    struct lg_attention_backward_args one;
+    return lg_streams_join_backward(a, NULL, &one) +
+           (size_t)threads * (size_t)cut_backward(&f, NULL, a->k.dim[1], a->q.dim[3]) *
+               sizeof(float);
 }
 
 /* delta[i] = dout[i] . o[i], which is sum_j P[i][j] dP[i][j]. */
@@ -316,19 +324,22 @@ static void backward_head(const struct lg_attention_backward_args *a, int64_t b,
     const int64_t n = keys_of(&a->k_length, b, Tk), wd = padded(d);
     struct backward_scratch f;
     cut_backward(&f, scratch, Tk, d);
-    const int64_t q_stride = lg_row_stride(&a->q, 2), kv_stride = lg_row_stride(&a->k, 2);
-    const int64_t dq_stride = lg_row_stride(&a->dq, 2), dkv_stride = lg_row_stride(&a->dk, 2);
-    const int64_t q_at = b * Tq * q_stride + h * d, kv_at = b * Tk * kv_stride + h * d;
-    const int64_t o_at = (b * Tq * H + h) * d, dkv_at = b * Tk * dkv_stride + h * d;
-    const float *q = (const float *)a->q.data + q_at, *k = (const float *)a->k.data + kv_at;
-    const float *v = (const float *)a->v.data + kv_at, *o = (const float *)a->o.data + o_at;
+    const int64_t q_stride = lg_row_stride(&a->q, 2), dq_stride = lg_row_stride(&a->dq, 2);
+    const int64_t k_stride = lg_row_stride(&a->k, 2), dk_stride = lg_row_stride(&a->dk, 2);
+    const int64_t v_stride = lg_row_stride(&a->v, 2), dv_stride = lg_row_stride(&a->dv, 2);
+    const int64_t o_at = (b * Tq * H + h) * d;
+    const float *q = (const float *)a->q.data + b * Tq * q_stride + h * d;
+    const float *k = (const float *)a->k.data + b * Tk * k_stride + h * d;
+    const float *v = (const float *)a->v.data + b * Tk * v_stride + h * d;
+    const float *o = (const float *)a->o.data + o_at;
     const float *dout = (const float *)a->dout.data + o_at;
     const float *lse = (const float *)a->lse.data + (b * H + h) * Tq;
     float *dq = (float *)a->dq.data + b * Tq * dq_stride + h * d;
-    float *dk = (float *)a->dk.data + dkv_at, *dv = (float *)a->dv.data + dkv_at;
-    pack_columns(f.k_columns, k, kv_stride, n, d);
-    pack_columns(f.v_columns, v, kv_stride, n, d);
-    pack_rows(f.k_rows, k, kv_stride, n, d);
+    float *dk = (float *)a->dk.data + b * Tk * dk_stride + h * d;
+    float *dv = (float *)a->dv.data + b * Tk * dv_stride + h * d;
+    pack_columns(f.k_columns, k, k_stride, n, d);
+    pack_columns(f.v_columns, v, v_stride, n, d);
+    pack_rows(f.k_rows, k, k_stride, n, d);
     memset(f.dk, 0, (size_t)(n * wd) * sizeof(float));
     memset(f.dv, 0, (size_t)(n * wd) * sizeof(float));
     for (int64_t t = 0; t < Tq; t += ROWS) {
@@ -339,11 +350,11 @@ static void backward_head(const struct lg_attention_backward_args *a, int64_t b,
         backward_rows(&f, lse + t, (float)a->scale, rows, n, d);
         unpack_rows(dq + t * dq_stride, dq_stride, f.dq, rows, d);
     }
-    unpack_rows(dk, dkv_stride, f.dk, n, d);
-    unpack_rows(dv, dkv_stride, f.dv, n, d);
+    unpack_rows(dk, dk_stride, f.dk, n, d);
+    unpack_rows(dv, dv_stride, f.dv, n, d);
     for (int64_t t = n; t < Tk; t++) {
-        memset(dk + t * dkv_stride, 0, (size_t)d * sizeof(float));
-        memset(dv + t * dkv_stride, 0, (size_t)d * sizeof(float));
+        memset(dk + t * dk_stride, 0, (size_t)d * sizeof(float));
+        memset(dv + t * dv_stride, 0, (size_t)d * sizeof(float));
     }
 }
 
@@ -361,6 +372,8 @@ static void bias_gradient(lg_stream *s, const struct lg_attention_backward_args 
 
 void LG_K(attention_backward)(lg_stream *s, const struct lg_attention_backward_args *a)
 {
+    if (a->first_queries || a->first_keys)
+        return lg_streams_backward(s, a, LG_K(copy_rows), LG_K(attention_backward));
     const int64_t H = a->q.dim[2], heads = a->q.dim[0] * H;
     struct backward_scratch f;
     const int64_t floats = cut_backward(&f, NULL, a->k.dim[1], a->q.dim[3]);

@@ -1,6 +1,7 @@
 /* Softmax attention, forward and backward; the scores of a row are recomputed where needed. */
 #include "base/check.h"
 #include "kernels/ref64/ref64.h"
+#include "kernels/streams.h"
 #include <math.h>
 
 struct heads {
@@ -12,13 +13,14 @@ static struct heads heads_of(const lg_tensor *q, const lg_tensor *k)
     return (struct heads){q->dim[0], q->dim[1], k->dim[1], q->dim[2], q->dim[3]};
 }
 
-/* Token t of sample b, head h. */
-static double *at(const lg_tensor *x, int64_t b, int64_t t, int64_t h)
+/* Token t of sample b, head h; first: of the first of two streams, or 0. */
+static double *at(const lg_tensor *x, int64_t first, int64_t b, int64_t t, int64_t h)
 {
-    return ref64_data(*x) + b * x->stride[0] + t * x->stride[1] + h * x->stride[2];
+    const int64_t row = lg_stream_row(x->dim[0], x->dim[1], first, b, t);
+    return ref64_data(*x) + row * lg_row_stride(x, 2) + h * x->stride[2];
 }
 
-/* The heads of token bt, counted through the batch. */
+/* The heads in row bt. */
 static double *row(const lg_tensor *x, int64_t bt)
 {
     return ref64_data(*x) + bt * lg_row_stride(x, 2);
@@ -48,10 +50,11 @@ void ref64_attention_forward(lg_stream *s, const struct lg_attention_forward_arg
         int64_t b = bht / (z.H * z.Tq), h = bht / z.Tq % z.H, t = bht % z.Tq;
         int64_t n = keys(&a->k_length, b, z.Tk);
         if (a->causal) n = LG_MIN(n, t + 1);
-        const double *q = at(&a->q, b, t, h);
-        double *o = at(&a->o, b, t, h);
+        const double *q = at(&a->q, a->first_queries, b, t, h);
+        double *o = at(&a->o, a->first_queries, b, t, h);
 #define SCORE(j)                                                                                   \
-    (a->scale * dot(q, at(&a->k, b, (j), h), z.d) + (bias ? bias[(h * z.Tq + t) * z.Tk + (j)] : 0))
+    (a->scale * dot(q, at(&a->k, a->first_keys, b, (j), h), z.d) +                                 \
+     (bias ? bias[(h * z.Tq + t) * z.Tk + (j)] : 0))
         double max = -INFINITY, sum = 0;
         for (int64_t j = 0; j < n; j++) max = fmax(max, SCORE(j));
         for (int64_t j = 0; j < n; j++) sum += exp(SCORE(j) - max);
@@ -59,7 +62,7 @@ void ref64_attention_forward(lg_stream *s, const struct lg_attention_forward_arg
         for (int64_t i = 0; i < z.d; i++) o[i] = 0;
         for (int64_t j = 0; j < n; j++) {
             double p = exp(SCORE(j) - lse);
-            const double *v = at(&a->v, b, j, h);
+            const double *v = at(&a->v, a->first_keys, b, j, h);
             for (int64_t i = 0; i < z.d; i++) o[i] += p * v[i];
         }
 #undef SCORE
@@ -93,16 +96,16 @@ void ref64_attention_backward(lg_stream *s, const struct lg_attention_backward_a
         for (int64_t i = 0; i < z.H * z.d; i++) row(&a->dk, bt)[i] = row(&a->dv, bt)[i] = 0;
     for (int64_t bht = 0; bht < z.B * z.H * z.Tq; bht++) {
         int64_t b = bht / (z.H * z.Tq), h = bht / z.Tq % z.H, t = bht % z.Tq;
-        const double *q = at(&a->q, b, t, h);
-        const double *dout = at(&a->dout, b, t, h);
-        const double *o = at(&a->o, b, t, h);
-        double *dq = at(&a->dq, b, t, h);
+        const double *q = at(&a->q, a->first_queries, b, t, h);
+        const double *dout = at(&a->dout, a->first_queries, b, t, h);
+        const double *o = at(&a->o, a->first_queries, b, t, h);
+        double *dq = at(&a->dq, a->first_queries, b, t, h);
         double lse = ref64_data(a->lse)[bht], dout_o = dot(dout, o, z.d);
         for (int64_t j = 0; j < keys(&a->k_length, b, z.Tk); j++) {
-            const double *k = at(&a->k, b, j, h);
-            const double *v = at(&a->v, b, j, h);
-            double *dk = at(&a->dk, b, j, h);
-            double *dv = at(&a->dv, b, j, h);
+            const double *k = at(&a->k, a->first_keys, b, j, h);
+            const double *v = at(&a->v, a->first_keys, b, j, h);
+            double *dk = at(&a->dk, a->first_keys, b, j, h);
+            double *dv = at(&a->dv, a->first_keys, b, j, h);
             double p = exp(a->scale * dot(q, k, z.d) - lse);
             double ds = p * (dot(dout, v, z.d) - dout_o);
             for (int64_t i = 0; i < z.d; i++) {

@@ -74,18 +74,30 @@ static bool turns_with_norms(const lg_net *n, const struct lg_joint *j)
     return j->norms && j->angles.rank && !lg_net_is_split(n);
 }
 
-/* packed: all tokens of own heads; q: its queries stand in front of keys and values, unless they are given. */
-static lg_tensor attend(lg_net *n, const struct lg_joint *j, lg_tensor packed, lg_tensor q)
+/* What is projected; q: x's query by itself, or LG_NONE. first: the streams' tokens lie apart in `both`, so many of the first
+ * one in front; 0: together. */
+struct asked {
+    lg_tensor both, q;
+    int64_t first;
+};
+
+/* All tokens of own heads; queries stand in front of keys and values, unless they are given. */
+static lg_tensor attend(lg_net *n, const struct lg_joint *j, const struct asked *asked)
 {
+    lg_tensor packed = asked->both;
+    const lg_tensor q = asked->q;
     const int64_t heads = lg_net_own_heads(n, j->config->heads).count, d = head_dim(j);
     const int first = q.rank ? 0 : 1;
+    const bool turns = j->angles.rank && !turns_with_norms(n, j);
     LG_ASSERT(!j->angles.rank || !q.rank);
-    if (j->angles.rank && !turns_with_norms(n, j))
-        packed = lg_net_rope(n, packed, 2 * heads, j->angles);
+    LG_ASSERT(!turns || !asked->first); /* angles are those of tokens that lie together */
+    if (turns) packed = lg_net_rope(n, packed, 2 * heads, j->angles);
     return lg_net_attention(
         n, (struct lg_attention){.q = lg_net_heads(q.rank ? q : packed, heads, d, 0),
                                  .k = lg_net_heads(packed, heads, d, first),
-                                 .v = lg_net_heads(packed, heads, d, first + 1)});
+                                 .v = lg_net_heads(packed, heads, d, first + 1),
+                                 .first_queries = q.rank ? 0 : asked->first,
+                                 .first_keys = asked->first});
 }
 
 /* ---- both streams ---- */
@@ -106,6 +118,15 @@ static struct lg_streams in_both(const struct lg_joint *j, lg_tensor both, int64
                                .text = lg_slice(both, 1, j->text_first ? 0 : T, S)};
 }
 
+/* Where they lie when each stream has all samples to itself: tensors of their own. */
+static struct lg_streams apart(const struct lg_joint *j, lg_tensor both, int64_t T)
+{
+    const int64_t B = both.dim[0], S = both.dim[1] - T, D = both.dim[2];
+    return (struct lg_streams){
+        .x = lg_at(both, j->text_first ? B * S * D : 0, lg_t3(NULL, both.dtype, B, T, D)),
+        .text = lg_at(both, j->text_first ? 0 : B * T * D, lg_t3(NULL, both.dtype, B, S, D))};
+}
+
 /* Of one sample tokens lie together where they are; of several they become a value of their own. */
 static lg_tensor tokens_of(lg_net *n, lg_tensor both, int64_t from, int64_t count)
 {
@@ -114,7 +135,7 @@ static lg_tensor tokens_of(lg_net *n, lg_tensor both, int64_t from, int64_t coun
     return lg_at(both, from * D, lg_t3(NULL, both.dtype, 1, count, D));
 }
 
-/* Each stream's tokens. */
+/* Each stream's tokens of those that lie together. */
 static struct lg_streams take(lg_net *n, const struct lg_joint *j, lg_tensor both, int64_t T)
 {
     const int64_t S = both.dim[1] - T;
@@ -133,12 +154,7 @@ static struct lg_streams runs_of(const lg_net *n, const struct lg_joint *j, lg_t
                    n->tokens.at[p + 1] - n->tokens.at[p]);
 }
 
-/* What is projected; x_alone: its query by itself. */
-struct asked {
-    lg_tensor both, q;
-};
-
-/* Own tokens, all heads. */
+/* Own tokens, all heads; of a split sequence, which goes to others, together. */
 static struct asked project_both(lg_net *n, const struct lg_joint *j, struct lg_streams s,
                                  bool x_alone, const char *name)
 {
@@ -147,8 +163,9 @@ static struct asked project_both(lg_net *n, const struct lg_joint *j, struct lg_
     const int64_t T = s.x.dim[1], N = T + s.text.dim[1];
     lg_tensor both = lg_net_value(
         n, "joint", lg_t3(NULL, n->type, n->batch, N, (int64_t)of_x.count * j->config->hidden));
-    const struct lg_streams to = in_both(j, both, T);
-    struct asked a = {both, LG_NONE};
+    const bool is_split = lg_net_is_split(n);
+    const struct lg_streams to = is_split ? in_both(j, both, T) : apart(j, both, T);
+    struct asked a = {both, LG_NONE, is_split ? 0 : j->text_first ? N - T : T};
     if (turns_with_norms(n, j)) {
         const struct lg_streams angles = in_both(j, j->angles, T);
         of_x.angles = angles.x, of_text.angles = angles.text;
@@ -202,7 +219,7 @@ static lg_tensor attend_both(lg_net *n, const struct lg_joint *j, struct lg_stre
     const int64_t heads = j->config->heads;
     if (!lg_net_is_split(n)) {
         const struct asked a = project_both(n, j, s, x_alone, name);
-        return attend(n, j, a.both, a.q);
+        return attend(n, j, &a);
     }
     const struct lg_cut both = cut_both(n);
     struct asked a;
@@ -213,14 +230,15 @@ static lg_tensor attend_both(lg_net *n, const struct lg_joint *j, struct lg_stre
         a.both = lg_net_all_tokens(n, a.both, &both, 3 - x_alone, heads);
         if (x_alone) a.q = lg_net_all_tokens(n, a.q, &n->tokens, 1, heads);
     }
-    return lg_net_all_heads(n, attend(n, j, a.both, a.q), x_alone ? &n->tokens : &both, heads);
+    return lg_net_all_heads(n, attend(n, j, &a), x_alone ? &n->tokens : &both, heads);
 }
 
 struct lg_streams lg_joint_attention(lg_net *n, const struct lg_joint *j, struct lg_streams s,
                                      bool x_alone, const char *name)
 {
     lg_tensor o = attend_both(n, j, s, x_alone, name);
-    return x_alone ? (struct lg_streams){.x = o} : take(n, j, o, s.x.dim[1]);
+    if (x_alone) return (struct lg_streams){.x = o};
+    return lg_net_is_split(n) ? take(n, j, o, s.x.dim[1]) : apart(j, o, s.x.dim[1]);
 }
 
 void lg_joint_unused_query(lg_net *n, const struct lg_joint *j, const char *name)
@@ -238,14 +256,17 @@ lg_tensor lg_joint_self_attention(lg_net *n, const struct lg_joint *j, lg_tensor
 {
     const struct parts all = {&OF_X, 0, 3, name, turns_with_norms(n, j) ? j->angles : LG_NONE};
     const int64_t heads = j->config->heads;
-    if (!lg_net_is_split(n)) return attend(n, j, project(n, j, x, all, LG_NONE), LG_NONE);
+    struct asked a = {.q = LG_NONE};
+    if (!lg_net_is_split(n)) {
+        a.both = project(n, j, x, all, LG_NONE);
+        return attend(n, j, &a);
+    }
     const struct lg_cut cut = of_both ? cut_both(n) : n->tokens;
-    lg_tensor packed;
     if (n->sequence.kind == LG_SEQUENCE_FASTSEQ)
-        packed = project_own(n, j, lg_net_gather_tokens(n, x, &cut), all);
+        a.both = project_own(n, j, lg_net_gather_tokens(n, x, &cut), all);
     else
-        packed = lg_net_all_tokens(n, project(n, j, x, all, LG_NONE), &cut, 3, heads);
-    return lg_net_all_heads(n, attend(n, j, packed, LG_NONE), &cut, heads);
+        a.both = lg_net_all_tokens(n, project(n, j, x, all, LG_NONE), &cut, 3, heads);
+    return lg_net_all_heads(n, attend(n, j, &a), &cut, heads);
 }
 
 lg_tensor lg_joint_own_text(lg_net *n, lg_tensor text)

@@ -424,7 +424,8 @@ lg_tensor lg_net_attention(lg_net *n, struct lg_attention a)
     lg_tensor o = lg_net_value(n, "attention", lg_t3(NULL, n->type, B, T, H * d));
     LG_NET_RECORD(n, attention_forward, .q = a.q, .k = a.k, .v = a.v, .k_length = a.keys,
                   .bias = a.bias, .o = lg_at(o, 0, lg_t4(NULL, n->type, B, T, H, d)),
-                  .scale = a.scale == 0 ? 1.0 / sqrt((double)d) : a.scale, .causal = a.causal);
+                  .scale = a.scale == 0 ? 1.0 / sqrt((double)d) : a.scale, .causal = a.causal,
+                  .first_queries = (int)a.first_queries, .first_keys = (int)a.first_keys);
     n->flops += 4.0 * (double)lg_numel(&a.q) * (double)a.k.dim[1];
     return o;
 }

@@ -167,6 +167,8 @@ struct lg_attention {
     lg_tensor bias;    // (H, T, T), or LG_NONE
     double scale;      /* 0: 1 / sqrt(d) */
     bool causal;       /* a token sees itself and those before it */
+    int64_t first_queries,
+        first_keys; /* tokens of the first of two streams that lie apart (ops.def); 0: all lie together */
 };
 /* softmax(scale q k^T + bias) v as (B, T, H d). */
 lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);

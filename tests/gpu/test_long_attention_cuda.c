@@ -5,11 +5,12 @@
  * memory held, and dbias, accumulated the second time, is twice what it was. In bf16, dq and dk of a head err hardly more
  * than where nothing is rounded but dS and the results, though keys have much in common: o_low is given where there are
  * many tokens (kernels/graph/grad.c); and o of few. o, lse and dv are right as well where scores climb from tile to tile of keys,
- * which the forward does not expect.
+ * which the forward does not expect. Tokens of two streams give the bits that they give in one.
  *
- * usage: test_long_attention_cuda [FIRST]      FIRST: number of the first of SHAPES */
+ * usage: test_long_attention_cuda [FIRST]      FIRST: number of the first of SHAPES, CLIMBING and STREAMS */
 #include "kernels/graph/grad.h"
 #include "kernels/ops.h"
+#include "kernels/streams.h"
 #include "tests/gpu/gpu_test.h"
 
 enum { OUTPUTS = 8, SAMPLES_MAX = 32 };
@@ -46,11 +47,34 @@ static const struct shape CLIMBING[] = {
     {72, 2, 640, 700, 5, 0, 2},    {72, 2, 2048, 2048, 3, 0, 0}, {128, 2, 640, 700, 5, 0, 2},
     {128, 2, 2048, 2048, 3, 0, 0},
 };
+/* Streams that end with a tile of keys and of queries, within both, after a few rows, before the last few; one of keys alone and of
+ * queries alone, few keys in parts, and ends for which tokens are brought together. */
+/* first: tokens of the first of two streams, 0: there is one. */
+struct firsts {
+    int64_t queries, keys;
+};
+static const struct streams {
+    struct shape z;
+    struct firsts first;
+} STREAMS[] = {
+    {{64, 4, 4429, 4429, 3, 0, 0}, {4096, 4096}}, {{64, 4, 900, 900, 9, 0, 2}, {512, 512}},
+    {{64, 6, 700, 700, 5, 0, 0}, {304, 304}},     {{64, 2, 1000, 700, 5, 0, 2}, {0, 16}},
+    {{64, 4, 1000, 700, 3, 0, 0}, {992, 0}},      {{64, 4, 4100, 200, 3, 0, 0}, {0, 80}},
+    {{64, 4, 4100, 200, 3, 0, 0}, {2064, 128}},   {{64, 4, 1000, 1000, 3, 0, 0}, {333, 333}},
+    {{72, 4, 700, 700, 5, 0, 2}, {592, 592}},     {{72, 2, 640, 1300, 3, 0, 0}, {384, 512}},
+    {{128, 4, 700, 700, 5, 0, 2}, {176, 176}},    {{128, 2, 640, 1300, 3, 0, 0}, {512, 1024}},
+};
+enum {
+    FIRST_CLIMBING = LG_ARRAY_LEN(SHAPES),
+    FIRST_STREAMS = FIRST_CLIMBING + LG_ARRAY_LEN(CLIMBING),
+    SHAPE_COUNT = FIRST_STREAMS + LG_ARRAY_LEN(STREAMS)
+};
 
 static lg_device *device;
 static lg_stream *stream;
 static lg_dtype type;
-static bool climbs; /* of the shape that is looked at */
+static bool climbs;          /* of the shape that is looked at */
+static struct firsts firsts; /* of the run */
 
 static void *alloc(int64_t count, lg_dtype t)
 {
@@ -70,6 +94,19 @@ static double *values_of(int64_t count, uint32_t seed, double scale, double mean
         v[i] = v[i + n / 2] = gpu_to_bf16(scale * ((double)seed * 0x1p-31 - 1) + mean);
     }
     return v;
+}
+/* Rows of samples of T tokens as two streams, of which the first has so many, or (back) as they were. */
+static void to_streams(double *v, int64_t count, int64_t B, int64_t T, int64_t first, bool back)
+{
+    const size_t row = (size_t)(count / (B * T)), bytes = row * sizeof *v;
+    double *was = malloc((size_t)count * sizeof *v);
+    LG_ASSERT(was);
+    memcpy(was, v, (size_t)count * sizeof *v);
+    for (int64_t i = 0; i < B * T; i++) {
+        const size_t at = (size_t)lg_stream_row(B, T, first, i / T, i % T);
+        memcpy(v + (back ? (size_t)i : at) * row, was + (back ? at : (size_t)i) * row, bytes);
+    }
+    free(was);
 }
 static void *put(double *v, int64_t count)
 {
@@ -117,7 +154,9 @@ static void enqueue(lg_stream *s, const struct lg_attention_backward_args *a)
                                                                 .o = a->o,
                                                                 .lse = a->lse,
                                                                 .o_low = a->o_low,
-                                                                .scale = a->scale});
+                                                                .scale = a->scale,
+                                                                .first_queries = a->first_queries,
+                                                                .first_keys = a->first_keys});
     lg_attention_backward(s, a);
 }
 
@@ -134,9 +173,11 @@ static void download(const struct lg_attention_backward_args *a, void *const pac
         LG_ASSERT(ret[i]);
         for (int64_t r = 0; r < rows; r++)
             memcpy(ret[i] + r * D, all + (3 * r + i) * D, (size_t)D * sizeof(double));
+        to_streams(ret[i], rows * D, z->B, rows / z->B, i ? firsts.keys : firsts.queries, true);
         free(all);
     }
     ret[O] = gpu_get(stream, a->o.data, type, (size_t)(z->B * z->Tq * D));
+    to_streams(ret[O], z->B * z->Tq * D, z->B, z->Tq, firsts.queries, true);
     ret[LSE] = gpu_get(stream, a->lse.data, LG_F32, (size_t)(z->B * z->Tq * z->H));
 }
 
@@ -165,11 +206,15 @@ static void results(const struct shape *z, const char *precision, double *ret[2]
     if (!one) other = values_of(3 * B * z->Tk * D, 5, SCALE_QKV, MEAN_QKV);
     if (climbs) climb(first, z, z->Tq, true, one);
     if (climbs && !one) climb(other, z, z->Tk, false, true);
+    double *dout = values_of(values, SEED_DOUT, 1, 0);
+    to_streams(first, 3 * values, B, z->Tq, firsts.queries, false);
+    if (!one) to_streams(other, 3 * B * z->Tk * D, B, z->Tk, firsts.keys, false);
+    to_streams(dout, values, B, z->Tq, firsts.queries, false);
     void *q = put(first, 3 * values), *dq = filled(3 * values, 2, 1, 0);
     void *kv = one ? q : put(other, 3 * B * z->Tk * D);
     void *dkv = one ? dq : filled(3 * B * z->Tk * D, 6, 1, 0);
     struct lg_attention_backward_args a = {
-        .dout = lg_t4(filled(values, SEED_DOUT, 1, 0), type, B, z->Tq, H, d),
+        .dout = lg_t4(put(dout, values), type, B, z->Tq, H, d),
         .o = lg_t4(filled(values, 4, 1, 0), type, B, z->Tq, H, d),
         .q = slice(q, z, z->Tq, 0),
         .k = slice(kv, z, z->Tk, 1),
@@ -179,7 +224,9 @@ static void results(const struct shape *z, const char *precision, double *ret[2]
         .dk = slice(dkv, z, z->Tk, 1),
         .dv = slice(dkv, z, z->Tk, 2),
         .dbias = lg_t1(alloc(3 * D, LG_F32), LG_F32, 3 * D),
-        .scale = 1 / sqrt((double)d)};
+        .scale = 1 / sqrt((double)d),
+        .first_queries = (int)firsts.queries,
+        .first_keys = (int)firsts.keys};
     if (lg_dtype_bytes(type) == 2 && LG_MIN(z->Tq, z->Tk) >= LG_GRAD_MANY_TOKENS)
         a.o_low = lg_t4(filled(values, 7, 1, 0), type, B, z->Tq, H, d);
     if (z->length) {
@@ -278,8 +325,31 @@ static void check_roundings(const struct shape *z, const struct gpu_precision *p
     free(x);
 }
 
+/* Two streams beside one. */
+static void check_streams(const struct shape *z, const struct gpu_precision *p)
+{
+    double *want[2][OUTPUTS], *got[2][OUTPUTS];
+    results(z, p->name, got);
+    firsts = (struct firsts){0, 0};
+    results(z, p->name, want);
+    for (int o = 0; o < OUTPUTS; o++) {
+        const int64_t rows = z->B * (o == DK || o == DV ? z->Tk : z->Tq), D = z->H * z->d;
+        const size_t n = (size_t)(o < LSE ? rows * D : o == LSE ? rows * z->H : D);
+        bool same = true;
+        /* Sums of rows that lie in another order. */
+        if (o < DBIAS) same = !memcmp(got[0][o], want[0][o], n * sizeof(double));
+        report(same, z, p, o, "differs in two streams", -1);
+        report(gpu_error(got[0][o], want[0][o], n, 1e-30) < 1e-4, z, p, o, "of two streams", -1);
+        for (int i = 0; i < 2; i++) free(got[i][o]), free(want[i][o]);
+    }
+}
+
 static void check(const struct shape *z, const struct gpu_precision *p)
 {
+    if (firsts.queries || firsts.keys) {
+        check_streams(z, p);
+        return;
+    }
     double *want[2][OUTPUTS], *got[2][OUTPUTS];
     results(z, p->name, got);
     if (gpu_sanitized())
@@ -324,9 +394,12 @@ int main(int argc, char **argv)
 {
     size_t from = argc > 1 ? (size_t)atoi(argv[1]) : 0;
     for (int k = 0; k < GPU_PRECISION_COUNT; k++)
-        for (size_t i = from; i < LG_ARRAY_LEN(SHAPES) + LG_ARRAY_LEN(CLIMBING); i++) {
-            climbs = i >= LG_ARRAY_LEN(SHAPES);
-            struct shape z = climbs ? CLIMBING[i - LG_ARRAY_LEN(SHAPES)] : SHAPES[i];
+        for (size_t i = from; i < SHAPE_COUNT; i++) {
+            climbs = i >= FIRST_CLIMBING && i < FIRST_STREAMS;
+            struct shape z = i < FIRST_CLIMBING  ? SHAPES[i]
+                             : i < FIRST_STREAMS ? CLIMBING[i - FIRST_CLIMBING]
+                                                 : STREAMS[i - FIRST_STREAMS].z;
+            firsts = i < FIRST_STREAMS ? (struct firsts){0, 0} : STREAMS[i - FIRST_STREAMS].first;
             if (!wanted(&z, &GPU_PRECISIONS[k]) || !gpu_my_turn()) continue;
             z = looked_at(z);
             check(&z, &GPU_PRECISIONS[k]);

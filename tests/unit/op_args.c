@@ -2,6 +2,7 @@
  *
  * Invariant: an output's buffer is 0xFF wherever no value was put, with GUARD_BYTES of it at the end. */
 #include "tests/unit/op_args.h"
+#include "kernels/streams.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,6 +94,7 @@ static int new_buffer(struct op_run *r, lg_dtype dtype, int64_t elements, bool o
     b->lead = r->lead;
     b->bytes = b->lead + (size_t)elements * lg_dtype_bytes(dtype) + GUARD_BYTES;
     b->output = output;
+    b->streams = r->streams;
     b->values = calloc((size_t)elements, sizeof(double));
     LG_ASSERT(b->values);
     op_must(lg_device_alloc(r->device, b->bytes, &b->device));
@@ -153,6 +155,22 @@ static void fill_integers(struct op_run *r, int b, int64_t count, int flags, int
     }
 }
 
+/* Where row i of samples' tokens lies. */
+static int64_t row_at(const struct op_run *r, const struct op_streams *s, int64_t i)
+{
+    if (!s->first) return i;
+    return lg_stream_row(r->batch, s->tokens, s->first, i / s->tokens, i % s->tokens);
+}
+
+/* Element i of so many in a buffer. */
+static int64_t element_at(const struct op_run *r, const struct op_buffer *b, int64_t i,
+                          int64_t count)
+{
+    if (!b->streams.first) return i;
+    const int64_t row = count / (r->batch * b->streams.tokens);
+    return row_at(r, &b->streams, i / row) * row + i % row;
+}
+
 /* The first `count` values; the rest becomes 0xFF. Returns where the elements start. */
 static void *upload(struct op_run *r, int b, int64_t count)
 {
@@ -161,7 +179,10 @@ static void *upload(struct op_run *r, int b, int64_t count)
     char *host = malloc(u->bytes);
     LG_ASSERT(host);
     memset(host, 0xFF, u->bytes);
-    if (u->dtype == LG_F32)
+    if (u->streams.first)
+        for (int64_t i = 0; i < count; i++)
+            store_value(host + u->lead, u->dtype, element_at(r, u, i, count), u->values[i]);
+    else if (u->dtype == LG_F32)
         for (int64_t i = 0; i < count; i++) ((float *)(host + u->lead))[i] = (float)u->values[i];
     else
         for (int64_t i = 0; i < count; i++) store_value(host + u->lead, u->dtype, i, u->values[i]);
@@ -229,8 +250,9 @@ lg_tensor op_out_typed(struct op_run *r, const char *name, lg_dtype dtype, int f
     int64_t n = lg_numel(&t);
     int b = new_buffer(r, dtype, n, true);
     if (flags & OP_FILLED) fill_normals(r, b, n, flags, 1);
+    const int64_t rows = r->streams.first ? r->batch * r->streams.tokens : 1;
     t.data = upload(r, b, flags & OP_FILLED ? n : 0);
-    declare_out(r, (struct op_declared){name, b, flags, 0, 1, n, n});
+    declare_out(r, (struct op_declared){name, b, flags, 0, rows, n / rows, n / rows});
     return t;
 }
 
@@ -273,12 +295,14 @@ lg_tensor op_slice(struct op_run *r, struct op_pack p, const char *name, int64_t
 }
 
 /* Takes an output's values out of its downloaded buffer and leaves 0xFF there. */
-static double *extract(const struct op_declared *o, lg_dtype dtype, char *bytes)
+static double *extract(const struct op_run *r, const struct op_declared *o, char *bytes)
 {
+    const struct op_buffer *b = &r->buffer[o->buffer];
+    const lg_dtype dtype = b->dtype;
     double *v = calloc((size_t)(o->rows * o->row), sizeof *v);
     LG_ASSERT(v);
     for (int64_t row = 0; row < o->rows; row++) {
-        int64_t first = o->offset + row * o->stride;
+        int64_t first = o->offset + row_at(r, &b->streams, row) * o->stride;
         for (int64_t i = 0; i < o->row; i++)
             v[row * o->row + i] = dtype == LG_F32 ? ((const float *)bytes)[first + i]
                                                   : load_value(bytes, dtype, first + i);
@@ -306,7 +330,7 @@ void op_collect(struct op_run *r, struct op_result *ret)
                 .per_sample = from->flags & OP_SAMPLE,
                 .exact = from->flags & OP_EXACT,
                 .twin = from->flags & OP_TWIN,
-                .v = extract(from, r->buffer[b].dtype, bytes + r->buffer[b].lead),
+                .v = extract(r, from, bytes + r->buffer[b].lead),
             };
         }
         if ((unsigned char)bytes[0] != 0xFF || memcmp(bytes, bytes + 1, r->buffer[b].bytes - 1))
@@ -343,7 +367,7 @@ static void softmax_row(const struct op_run *r, const struct lg_attention_backwa
 {
     int64_t d = a->q.dim[3], Tk = a->k.dim[1];
     int64_t n = a->k_length.data ? (int64_t)op_values_of(r, a->k_length)[b] : Tk;
-    const int64_t step = a->k.stride[1]; /* of v, too */
+    const int64_t k_step = a->k.stride[1], v_step = a->v.stride[1];
     const double *q = op_values_of(r, a->q) + b * a->q.stride[0] + t * a->q.stride[1] + h * d;
     const double *k = op_values_of(r, a->k) + b * a->k.stride[0] + h * d;
     const double *v = op_values_of(r, a->v) + b * a->v.stride[0] + h * d;
@@ -351,10 +375,10 @@ static void softmax_row(const struct op_run *r, const struct lg_attention_backwa
     for (int64_t i = 0; i < d; i++) ret_o[i] = 0;
     for (int64_t j = 0; j < n; j++) {
         double score = 0;
-        for (int64_t i = 0; i < d; i++) score += q[i] * k[j * step + i];
+        for (int64_t i = 0; i < d; i++) score += q[i] * k[j * k_step + i];
         double e = exp(a->scale * score);
         sum += e;
-        for (int64_t i = 0; i < d; i++) ret_o[i] += e * v[j * step + i];
+        for (int64_t i = 0; i < d; i++) ret_o[i] += e * v[j * v_step + i];
     }
     for (int64_t i = 0; i < d; i++) ret_o[i] /= sum;
     *ret_lse = log(sum);

@@ -16,11 +16,17 @@ enum op_flags {
     OP_TWIN = 32,  /* an output that has the bits of the one declared before it */
 };
 
+/* Rows of samples of so many tokens lie as two streams (ops.def: attention), with `first` tokens of the first one; 0: one by one. */
+struct op_streams {
+    int64_t tokens, first;
+};
+
 struct op_buffer {
     void *device; /* the elements start `lead` bytes behind it */
     size_t lead, bytes;
     lg_dtype dtype;
-    double *values; /* of an input */
+    double *values; /* of an input, sample by sample whatever the streams */
+    struct op_streams streams;
     bool output;
 };
 
@@ -41,6 +47,7 @@ struct op_run {
     int64_t batch;
     bool dry;    /* the stream computes nothing: floats are not drawn and nothing is uploaded */
     size_t lead; /* bytes by which every buffer is off the allocation's alignment */
+    struct op_streams streams; /* of buffers that are made from now on */
     int n_buffers, n_outs;
     struct op_buffer buffer[OP_BUFFERS_MAX];
     struct op_declared out[OP_OUTPUTS_MAX];

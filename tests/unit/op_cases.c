@@ -10,12 +10,13 @@
 enum { GUARD_BYTES = 64 };
 
 struct shape {
-    int64_t B, T, K, N, D, C, H, W, heads, d, Tk, V, groups, kernel, stride, Co, pad[4], count;
+    int64_t B, T, K, N, D, C, H, W, heads, d, Tk, V, groups, kernel, stride, Co, pad[4], count,
+        first_queries, first_keys;
     lg_act act;
     lg_dtype from, to;
     lg_rows8 rows8;
     bool bias, dbias_filled, pre, mod, frozen, mask, lse, packed, residual, alias, accumulate,
-        dpred, given, causal, rms, dbias;
+        dpred, given, causal, rms, dbias, own_values;
     double scale;
 };
 
@@ -511,7 +512,22 @@ BUILD(shift_backward)
     lg_shift_backward(r->stream, &a);
 }
 
-/* q, k, v as slices: of one buffer (packed, Tq = Tk), or q alone and k, v of another one. */
+/* What is made from now on has tokens of queries, or of keys. */
+static void of_queries(struct op_run *r, const struct shape *z)
+{
+    r->streams = (struct op_streams){z->T, z->first_queries};
+}
+static void of_keys(struct op_run *r, const struct shape *z)
+{
+    r->streams = (struct op_streams){z->Tk ? z->Tk : z->T, z->first_keys};
+}
+static void of_neither(struct op_run *r)
+{
+    r->streams = (struct op_streams){0};
+}
+
+/* q, k, v as slices: of one buffer (packed, Tq = Tk), or q alone and k, v of another one; own_values: v of one whose rows are
+ * longer. */
 struct qkv {
     lg_tensor q, k, v;
 };
@@ -522,11 +538,15 @@ static struct qkv make_qkv(struct op_run *r, const struct shape *z, int flags,
     int64_t w = z->heads * z->d, Tk = z->Tk ? z->Tk : z->T;
     struct qkv x;
     int64_t q_dim[] = {z->B, z->T, z->heads, z->d}, k_dim[] = {z->B, Tk, z->heads, z->d};
+    of_queries(r, z);
     struct op_pack q = op_pack(r, flags, z->B * z->T, z->packed ? 3 * w : w);
+    of_keys(r, z);
     struct op_pack kv = z->packed ? q : op_pack(r, flags, z->B * Tk, 2 * w);
+    struct op_pack v = z->own_values ? op_pack(r, flags, z->B * Tk, 4 * w) : kv;
     x.q = op_slice(r, q, name[0], 0, w, 4, q_dim);
     x.k = op_slice(r, kv, name[1], z->packed ? w : 0, w, 4, k_dim);
-    x.v = op_slice(r, kv, name[2], z->packed ? 2 * w : w, w, 4, k_dim);
+    x.v = op_slice(r, v, name[2], z->packed || z->own_values ? 2 * w : w, w, 4, k_dim);
+    of_neither(r);
     return x;
 }
 
@@ -537,9 +557,12 @@ BUILD(attention_forward)
     struct qkv x = make_qkv(r, z, OP_SAMPLE, NO_NAMES);
     struct lg_attention_forward_args a = {
         .q = x.q, .k = x.k, .v = x.v, .scale = 1 / sqrt((double)z->d), .causal = z->causal};
+    a.first_queries = (int)z->first_queries, a.first_keys = (int)z->first_keys;
     if (z->mask) a.k_length = op_in_integers(r, LG_I32, OP_SAMPLE, 1, Tk, DIMS(z->B));
     if (z->bias) a.bias = op_in(r, 0, 1, DIMS(z->heads, z->T, Tk));
+    of_queries(r, z);
     a.o = op_out(r, "o", OP_SAMPLE, DIMS(z->B, z->T, z->heads, z->d));
+    of_neither(r);
     if (z->lse) a.lse = op_out_typed(r, "lse", r->stats, OP_SAMPLE, DIMS(z->B, z->heads, z->T));
     lg_attention_forward(r->stream, &a);
 }
@@ -551,14 +574,16 @@ BUILD(attention_backward)
     struct qkv x = make_qkv(r, z, OP_SAMPLE, NO_NAMES);
     struct lg_attention_backward_args a = {
         .q = x.q, .k = x.k, .v = x.v, .scale = 1 / sqrt((double)d)};
+    a.first_queries = (int)z->first_queries, a.first_keys = (int)z->first_keys;
     if (z->mask) a.k_length = op_in_integers(r, LG_I32, OP_SAMPLE, 1, Tk, DIMS(z->B));
     double *o = calloc((size_t)(z->B * T * H * d), sizeof *o);
     double *lse = calloc((size_t)(z->B * H * T), sizeof *lse);
     LG_ASSERT(o && lse);
     op_softmax_rows(r, &a, o, lse);
-    a.o = op_in_values(r, r->F, 0, o, DIMS(z->B, T, H, d));
     a.lse = op_in_values(r, r->stats, OP_STATS, lse, DIMS(z->B, H, T));
     free(lse);
+    of_queries(r, z);
+    a.o = op_in_values(r, r->F, 0, o, DIMS(z->B, T, H, d));
     a.dout = op_in(r, OP_SAMPLE, 1, DIMS(z->B, T, H, d));
     struct qkv g = make_qkv(r, z, OP_SAMPLE | OP_OUTPUT, NAMES);
     a.dq = g.q, a.dk = g.k, a.dv = g.v;
@@ -567,7 +592,9 @@ BUILD(attention_backward)
     if (lg_dtype_bytes(r->F) == 2) {
         const double *rounded = op_values_of(r, a.o);
         for (int64_t i = 0; i < lg_numel(&a.o); i++) o[i] -= rounded[i];
+        of_queries(r, z);
         a.o_low = op_in_values(r, r->F, 0, o, DIMS(z->B, T, H, d));
+        of_neither(r);
     }
     free(o);
     lg_attention_backward(r->stream, &a);

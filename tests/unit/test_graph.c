@@ -130,7 +130,8 @@ static void test_print_strides(void **state)
         "v3 qkv f32 2,3,12: 288 bytes, bound 3, used up to n1\n"
         "v4 o f32 2,3,2,2: 96 bytes at 0, made by n1, used up to n1\n"
         "n0 gate_residual_forward | x=v0(2,3,4) y=v0(2,3,4) gate=v1+32(2,4/12) >out=v2(2,3,4)\n"
-        "n1 attention_forward scale=1 causal=0 | q=v3(2,3,2,2/12) k=v3+16(2,3,2,2/12) "
+        "n1 attention_forward scale=1 causal=0 first_queries=0 first_keys=0 | q=v3(2,3,2,2/12) "
+        "k=v3+16(2,3,2,2/12) "
         "v=v3+32(2,3,2,2/12) "
         ">o=v4(2,3,2,2)\n"
         "2 nodes, 5 values, arena 128 bytes, of which n1 uses 96\n");

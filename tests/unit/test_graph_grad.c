@@ -389,6 +389,47 @@ static void attention_whose_values_alone_are_frozen(void)
     end(small_attention(f, lg_slice(k, 2, 0, D), lg_slice(k, 2, D, D), lg_slice(v, 2, 0, D),
                         LG_NONE));
 }
+/* Tokens of two streams in one value, of each stream's samples apart. */
+static lg_tensor two_streams(lg_tensor x, lg_tensor text)
+{
+    const int64_t N = x.dim[1] + text.dim[1], F = x.dim[2], rows = B * x.dim[1];
+    lg_tensor both = lg_graph_value(f->g, "both", small_t3(f, B, N, F));
+    lg_copy_rows(f->s,
+                 &(struct lg_copy_rows_args){.x = lg_at(x, 0, lg_t2(NULL, x.dtype, rows, F)),
+                                             .y = lg_at(both, 0, lg_t2(NULL, x.dtype, rows, F))});
+    const lg_tensor others = lg_t2(NULL, x.dtype, B * text.dim[1], F);
+    lg_copy_rows(f->s, &(struct lg_copy_rows_args){.x = lg_at(text, 0, others),
+                                                   .y = lg_at(both, rows * F, others)});
+    return both;
+}
+static void attend_streams(lg_tensor q, lg_tensor kv, int first_queries, int first_keys)
+{
+    lg_tensor o = lg_graph_value(f->g, "attention", small_t3(f, B, q.dim[1], D));
+    const int64_t last = kv.dim[2] / D;
+    lg_attention_forward(f->s,
+                         &(struct lg_attention_forward_args){
+                             .q = lg_split(lg_slice(q, 2, 0, D), 2, D / SMALL_H),
+                             .k = lg_split(lg_slice(kv, 2, (last - 2) * D, D), 2, D / SMALL_H),
+                             .v = lg_split(lg_slice(kv, 2, (last - 1) * D, D), 2, D / SMALL_H),
+                             .o = lg_split(o, 2, D / SMALL_H),
+                             .scale = 0.7,
+                             .first_queries = first_queries,
+                             .first_keys = first_keys});
+    end(o);
+}
+static void attention_of_two_streams(void)
+{
+    lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, 2, 3 * D)));
+    lg_tensor text = small_act(f, small_wanted(f, "text", small_t3(f, B, 5, 3 * D)));
+    lg_tensor both = two_streams(x, text);
+    attend_streams(both, both, 2, 2);
+}
+static void attention_of_one_to_two_streams(void)
+{
+    lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, 4, 2 * D)));
+    lg_tensor text = small_act(f, small_wanted(f, "text", small_t3(f, B, 1, 2 * D)));
+    attend_streams(small_wanted(f, "q", small_t3(f, B, 3, D)), two_streams(x, text), 0, 4);
+}
 static void embedding_of_rows(void)
 {
     static const int32_t ids[] = {2, 0, 2, 1}; /* row 3 is nobody's */
@@ -498,6 +539,8 @@ static const struct {
     CASE(attention_whose_query_is_frozen),
     CASE(attention_whose_keys_are_frozen),
     CASE(attention_whose_values_alone_are_frozen),
+    CASE(attention_of_two_streams),
+    CASE(attention_of_one_to_two_streams),
     CASE(embedding_of_rows),
     CASE(unpatchify_of_a_parameter),
     CASE(unpatchify_of_a_value),
