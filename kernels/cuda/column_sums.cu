@@ -146,5 +146,6 @@ size_t cuda_sum_rows_scratch(const struct lg_sum_rows_args *a)
 }
 void cuda_sum_rows(lg_stream *s, const struct lg_sum_rows_args *a)
 {
-    cuda_column_sums(lg_cuda_stream_of(s), a->x, a->x.dim[1], a->y, a->accumulate, s->scratch);
+    cuda_column_sums(lg_cuda_stream_of(s), a->x, lg_row_stride(&a->x, 1), a->y, a->accumulate,
+                     s->scratch);
 }

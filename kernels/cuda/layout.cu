@@ -221,9 +221,9 @@ __global__ void rope_kernel(const T *x, T *y, const float *cosine, const float *
                             int n, int all, int d, int64_t from, int64_t to, float sign)
 {
     constexpr int E = N < 2 ? 2 : N, PAIRS = E / 2, TABLE = N < 2 ? 1 : PAIRS;
-    const int token = blockIdx.x % tokens, sample = blockIdx.x / tokens;
-    x += sample * from + (int64_t)token * all;
-    y += sample * to + (int64_t)token * all;
+    const int token = blockIdx.x % tokens;
+    x += blockIdx.x * from;
+    y += blockIdx.x * to;
     cosine += (int64_t)token * (d / 2);
     sine += (int64_t)token * (d / 2);
     for (int i = threadIdx.x * E; i < (x == y ? n : all); i += THREADS * E) {
@@ -243,7 +243,7 @@ __global__ void rope_kernel(const T *x, T *y, const float *cosine, const float *
 }
 void cuda_rope(lg_stream *s, const struct lg_rope_args *a)
 {
-    const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1), d = a->x.dim[3];
+    const int64_t from = lg_row_stride(&a->x, 2), to = lg_row_stride(&a->y, 2), d = a->x.dim[3];
     const unsigned tokens = (unsigned)(a->x.dim[0] * a->x.dim[1]);
     const bool aligned = lg_cuda_aligned_16(a->x.data) && lg_cuda_aligned_16(a->y.data) &&
                          lg_cuda_aligned_16(a->cos.data) && lg_cuda_aligned_16(a->sin.data);

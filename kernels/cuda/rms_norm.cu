@@ -1,9 +1,9 @@
-/* RMSNorm of vectors of D elements: rows, or the heads of packed queries, keys and values.
+/* RMSNorm of vectors of D elements: rows, or the heads of packed queries and keys.
  *
  * LANES lanes of a warp hold a vector, a pack of 16 bytes each where D is at most 32 packs: four heads of 64 in 16 bits
  * fill a warp. Statistics are fp32. Sums over lanes are halved as warp_sum does it, so that a result depends on no LANES.
  *
- * Backward: a block owns a chunk of the vectors that one row of w norms (or of those that were copied). A lane keeps its
+ * Backward: a block owns a chunk of the vectors that one row of w norms. A lane keeps its
  * columns' sums for dw in registers over all its vectors, of which x and dy are read once; at the end the sums of a warp,
  * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
  * vectors alone. What does not fit (D beyond 4 packs a lane, rows that are not aligned) takes two general kernels.
@@ -21,8 +21,7 @@
  *
  * Turning: where pairs are parts of packs (and, in the backward, a vector's are in registers), they are turned there, after
  * rounding, which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place.
- *
- * In place what is not normed is not touched. kept, if wanted, costs its own bytes; the backward reads it in place of x. */
+ */
 #include "kernels/cuda/rms_norm_wide.cuh"
 
 /* Runs the body with L lanes and P packs a lane for vectors of D elements in packs of N; several packs in a warp alone. */
@@ -45,16 +44,15 @@
 
 /* ---- forward ---- */
 
-/* Elements [i, i + N) of a vector of token t, turned by its angles. */
+/* N elements of a vector, turned by its token's angles, from number `from` on. */
 template <typename T, int N>
 static __device__ __forceinline__ void turn_at(float (&v)[N], const float *cosine,
-                                               const float *sine, int64_t t, int D, int i,
-                                               float sign)
+                                               const float *sine, int64_t from, float sign)
 {
     if constexpr (N >= 2) {
         float c[N / 2], z[N / 2];
-        read<float, N / 2>(cosine + t * (D / 2) + i / 2, c);
-        read<float, N / 2>(sine + t * (D / 2) + i / 2, z);
+        read<float, N / 2>(cosine + from, c);
+        read<float, N / 2>(sine + from, z);
 #pragma unroll
         for (int e = 0; e < N; e++) v[e] = rounded<T>(v[e]);
         turn_pack<N>(v, c, z, sign);
@@ -74,9 +72,9 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
         const uint32_t n = first + k * GROUPS, token = n / a.p.heads;
-        at[k] = place_of(a.p, token, n - token * a.p.heads.by);
-        if (active && n < a.p.vectors && !(a.p.in_place && at[k].head >= a.p.normed))
-            load<T, N>(a.x + at[k].sample * a.p.stride_in + at[k].within + i, v[k]);
+        at[k] = {token, n - token * a.p.heads.by};
+        if (active && n < a.p.vectors)
+            load<T, N>(a.x + token * a.p.of_x + a.p.within(at[k].head) + i, v[k]);
     }
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
@@ -84,41 +82,30 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
 #pragma unroll
         for (int e = 0; e < N; e++) squares += v[k][e] * v[k][e];
         const float r = 1 / sqrtf(lanes_sum<LANES>(squares) / (float)a.p.D + a.eps);
-        if (first + k * GROUPS >= a.p.vectors || (a.p.in_place && at[k].head >= a.p.normed))
-            continue;
-        if (active && at[k].head < a.p.normed) {
-            if (a.kept) store<T, N>(a.kept + kept_at(a.p, at[k]) + i, v[k]);
+        if (first + k * GROUPS >= a.p.vectors) continue;
+        if (active) {
             load<T, N>(a.w + at[k].head / a.p.each * a.p.D + i, w);
 #pragma unroll
             for (int e = 0; e < N; e++) v[k][e] = v[k][e] * r * w[e];
-            if (a.cosine) {
-                const int64_t t = at[k].token - at[k].sample * a.p.tokens.by;
-                turn_at<T, N>(v[k], a.cosine, a.sine, t, a.p.D, i, 1);
-            }
+            if (a.cosine) turn_at<T, N>(v[k], a.cosine, a.sine, a.p.angles(at[k].token) + i / 2, 1);
+            store<T, N>(a.y + at[k].token * a.p.of_out + a.p.within(at[k].head) + i, v[k]);
         }
-        if (active) store<T, N>(a.y + at[k].sample * a.p.stride_out + at[k].within + i, v[k]);
-        if (a.rstd && i == 0 && at[k].head < a.p.normed)
-            a.rstd[(int64_t)at[k].token * a.p.normed + at[k].head] = r;
+        if (a.rstd && i == 0) a.rstd[a.p.vector(at[k].token, at[k].head)] = r;
     }
 }
 
 /* A block's token, and its thread's part of each vector. */
 struct token_part {
-    uint32_t token, sample, vectors; // of the token, that are read and written
-    int group, i;                    // elements [i, i + N)
-    int64_t within, kept;            // of the first vector's i; that in what is kept
+    uint32_t token;
+    int group, i; // elements [i, i + N)
     bool active;
 };
 template <int N, int LANES> static __device__ __forceinline__ token_part part_of(const places &p)
 {
     token_part r;
     r.token = blockIdx.x;
-    r.sample = r.token / p.tokens;
-    r.vectors = p.in_place ? p.normed : p.heads.by;
     r.group = threadIdx.x / LANES;
     r.i = threadIdx.x % LANES * N;
-    r.within = (int64_t)(r.token - r.sample * p.tokens.by) * p.heads.by * p.D + r.i;
-    r.kept = (int64_t)r.token * p.normed * p.D + r.i;
     r.active = r.i < p.D;
     return r;
 }
@@ -131,7 +118,7 @@ static __device__ __forceinline__ void load_angles(const token_part &b, const pl
                                                    float (&c)[N / 2], float (&z)[N / 2])
 {
     if (!cosine || !b.active) return;
-    const int64_t at = (int64_t)(b.token - b.sample * p.tokens.by) * (p.D / 2) + b.i / 2;
+    const int64_t at = p.angles(b.token) + b.i / 2;
     read<float, N / 2>(cosine + at, c);
     read<float, N / 2>(sine + at, z);
 }
@@ -141,15 +128,16 @@ static __global__ void __launch_bounds__(THREADS) token_forward_kernel(const for
 {
     const uint32_t groups = blockDim.x / LANES;
     const token_part b = part_of<N, LANES>(a.p);
-    const T *x = a.x + b.sample * a.p.stride_in + b.within;
-    T *y = a.y + b.sample * a.p.stride_out + b.within;
+    const uint32_t heads = a.p.heads.by;
+    const T *x = a.x + b.token * a.p.of_x + b.i;
+    T *y = a.y + b.token * a.p.of_out + b.i;
     float c[N / 2], z[N / 2];
     load_angles<N>(b, a.p, a.cosine, a.sine, c, z);
-    for (uint32_t first = b.group; first - b.group < b.vectors; first += groups * OF_TOKEN) {
+    for (uint32_t first = b.group; first - b.group < heads; first += groups * OF_TOKEN) {
         pack<T, N> in[OF_TOKEN] = {};
 #pragma unroll
         for (uint32_t k = 0; k < OF_TOKEN; k++)
-            if (b.active && first + k * groups < b.vectors)
+            if (b.active && first + k * groups < heads)
                 in[k] = *(const pack<T, N> *)(x + (first + k * groups) * a.p.D);
 #pragma unroll
         for (uint32_t k = 0; k < OF_TOKEN; k++) {
@@ -159,20 +147,16 @@ static __global__ void __launch_bounds__(THREADS) token_forward_kernel(const for
 #pragma unroll
             for (int e = 0; e < N; e++) squares += v[e] * v[e];
             const float r = 1 / sqrtf(lanes_sum<LANES>(squares) / (float)a.p.D + a.eps);
-            if (!b.active || head >= b.vectors) continue;
-            if (head < a.p.normed) {
-                if (a.kept) put_pack<T, N>(a.kept + b.kept + head * a.p.D, in[k]);
-                read<T, N>(a.w + head / a.p.each * a.p.D + b.i, w);
+            if (!b.active || head >= heads) continue;
+            read<T, N>(a.w + head / a.p.each * a.p.D + b.i, w);
 #pragma unroll
-                for (int e = 0; e < N; e++) v[e] = v[e] * r * w[e];
-                if (a.cosine) {
-                    unpack<T, N>(packed<T, N>(v), v);
-                    turn_pack<N>(v, c, z, 1);
-                }
-                in[k] = packed<T, N>(v);
-                if (a.rstd && b.i == 0) a.rstd[(int64_t)b.token * a.p.normed + head] = r;
+            for (int e = 0; e < N; e++) v[e] = v[e] * r * w[e];
+            if (a.cosine) {
+                unpack<T, N>(packed<T, N>(v), v);
+                turn_pack<N>(v, c, z, 1);
             }
-            put_pack<T, N>(y + head * a.p.D, in[k]);
+            put<T, N>(y + head * a.p.D, v);
+            if (a.rstd && b.i == 0) a.rstd[a.p.vector(b.token, head)] = r;
         }
     }
 }
@@ -183,12 +167,12 @@ static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forw
 {
     const uint32_t n = blockIdx.x * WARPS + threadIdx.x / WARP, token = n / a.p.heads;
     if (n >= a.p.vectors) return;
-    const place at = place_of(a.p, token, n - token * a.p.heads.by);
-    const T *x = a.x + at.sample * a.p.stride_in + at.within;
-    const T *w = at.head < a.p.normed ? a.w + (int64_t)(at.head / a.p.each) * a.p.D : nullptr;
+    const uint32_t head = n - token * a.p.heads.by;
+    const T *x = a.x + token * a.p.of_x + a.p.within(head);
+    const T *w = a.w + (int64_t)(head / a.p.each) * a.p.D;
+    T *y = a.y + token * a.p.of_out + a.p.within(head);
     const int first = threadIdx.x % WARP * N;
     float v[N], u[N], squares = 0;
-    if (a.p.in_place && !w) return;
     for (int i = first; i < a.p.D; i += WARP * N) {
         load<T, N>(x + i, v);
 #pragma unroll
@@ -197,32 +181,26 @@ static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forw
     const float r = 1 / sqrtf(warp_sum(squares) / (float)a.p.D + a.eps);
     for (int i = first; i < a.p.D; i += WARP * N) {
         load<T, N>(x + i, v);
-        if (w) {
-            if (a.kept) store<T, N>(a.kept + kept_at(a.p, at) + i, v);
-            load<T, N>(w + i, u);
+        load<T, N>(w + i, u);
 #pragma unroll
-            for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
-            if (a.cosine) {
-                const int64_t t = token - at.sample * a.p.tokens.by;
-                turn_at<T, N>(v, a.cosine, a.sine, t, a.p.D, i, 1);
-            }
-        }
-        store<T, N>(a.y + at.sample * a.p.stride_out + at.within + i, v);
+        for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
+        if (a.cosine) turn_at<T, N>(v, a.cosine, a.sine, a.p.angles(token) + i / 2, 1);
+        store<T, N>(y + i, v);
     }
-    if (a.rstd && first == 0 && w) a.rstd[(int64_t)token * a.p.normed + at.head] = r;
+    if (a.rstd && first == 0) a.rstd[n] = r;
 }
 
 /* Of a block that has a token: so many that each group has as many vectors, and not more than THREADS. */
 static int threads_of(const places &p, int lanes)
 {
-    const int64_t vectors = p.in_place ? p.normed : p.heads.by, most = THREADS / lanes;
+    const int64_t vectors = p.heads.by, most = THREADS / lanes;
     const int64_t turns = ceil_div(vectors, most), groups = ceil_div(vectors, turns);
     return (int)ceil_div(groups * lanes, WARP) * WARP;
 }
-/* A token's normed vectors are enough for most of a block. */
+/* A token's vectors are enough for most of a block. */
 static bool fill_a_block(const places &p, int lanes)
 {
-    return (int64_t)p.normed * lanes * 4 >= (int64_t)THREADS * 3;
+    return (int64_t)p.heads.by * lanes * 4 >= (int64_t)THREADS * 3;
 }
 
 template <typename T, int N>
@@ -259,13 +237,13 @@ static void forward(cudaStream_t stream, const forward_args<T> &a, bool wide_vec
     LG_CUDA_LAUNCHED();
 }
 
-/* Packs may be used: vectors and samples begin on 16 bytes. */
+/* Packs may be used: vectors and tokens begin on 16 bytes. */
 static bool packs_fit(const lg_tensor *const *t, int count, const lg_tensor &w)
 {
     const int64_t e = (int64_t)lg_dtype_bytes(w.dtype);
     bool fits = w.dim[1] * e % 16 == 0 && lg_cuda_aligned_16(w.data);
     for (int i = 0; i < count; i++)
-        fits = fits && lg_row_stride(t[i], 1) * e % 16 == 0 && lg_cuda_aligned_16(t[i]->data);
+        fits = fits && lg_row_stride(t[i], 2) * e % 16 == 0 && lg_cuda_aligned_16(t[i]->data);
     return fits;
 }
 
@@ -278,15 +256,13 @@ static bool turns_here(bool fits, const lg_tensor &cosine, const lg_tensor &sine
 void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
     const lg_tensor *t[] = {&a->x, &a->y};
-    const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data),
-               turns = turns_here(fits, a->cos, a->sin);
+    const bool fits = packs_fit(t, 2, a->w), turns = turns_here(fits, a->cos, a->sin);
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPE(a->x.dtype, T, {
         forward_args<T> f = {};
         f.x = (const T *)a->x.data;
         f.w = (const T *)a->w.data;
         f.y = (T *)a->y.data;
-        f.kept = (T *)a->kept.data;
         f.rstd = (float *)a->rstd.data;
         f.eps = (float)a->eps;
         f.p = places_of(a->x, a->y, a->w, a->each);
@@ -336,8 +312,7 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
     backward_kernel(const backward_args<T> a)
 {
     constexpr int GROUPS = THREADS / LANES;
-    if ((int)blockIdx.y == a.p.weights) return copy_vectors<T, N>(a, LANES);
-    const range k = range_of(a.p, false);
+    const range k = range_of(a.p);
     const int lane = threadIdx.x % LANES * N;
     const T *w = a.w + (int64_t)blockIdx.y * a.p.D;
     float sum[PACKS][N] = {};
@@ -345,11 +320,11 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
     for (uint32_t turn = k.first; turn < k.last; turn += GROUPS) {
         const uint32_t n = turn + threadIdx.x / LANES;
         const bool there = n < k.last;
-        const place at = in_range(a.p, false, there ? n : k.first);
-        const T *x = a.kept + kept_at(a.p, at);
-        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
-        T *dx = a.dx + at.sample * a.p.stride_out + at.within;
-        const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
+        const place at = in_range(a.p, there ? n : k.first);
+        const T *x = a.x + at.token * a.p.of_x + a.p.within(at.head);
+        const T *dy = a.dy + at.token * a.p.of_dy + a.p.within(at.head);
+        T *dx = a.dx + at.token * a.p.of_out + a.p.within(at.head);
+        const float r = a.rstd[a.p.vector(at.token, at.head)];
         pack<T, N> px[PACKS] = {}, pd[PACKS] = {};
         float mean = 0;
 #pragma unroll
@@ -362,8 +337,7 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
                 float d[N];
 #pragma unroll
                 for (int e = 0; e < N; e++) d[e] = to_float(pd[j].v[e]);
-                turn_at<T, N>(d, a.cosine, a.sine, at.token - at.sample * a.p.tokens.by, a.p.D, i,
-                              -1);
+                turn_at<T, N>(d, a.cosine, a.sine, a.p.angles(at.token) + i / 2, -1);
 #pragma unroll
                 for (int e = 0; e < N; e++) pd[j].v[e] = from_float<T>(d[e]);
             }
@@ -416,65 +390,57 @@ static __global__ void __launch_bounds__(THREADS, HEAD_WARPS_AT_ONCE / WARPS)
     const int first = (int)blockIdx.y * heads, all = (int)a.p.heads.by;
     const int head = first + threadIdx.x / LANES, within = threadIdx.x % LANES * N;
     const int last = min(first + heads, all), at = head * D + within;
-    const bool normed = head < last && head < (int)a.p.normed;
-    const bool there = normed || (head < last && (!a.p.in_place || a.bias));
-    const bool norms = __any_sync(0xffffffff, normed); /* else the warp copies */
+    const bool there = head < last;
     const uint32_t apart = gridDim.x, sample = blockIdx.x / a.p.tokens;
-    const int64_t row = (int64_t)all * D, kept_row = (int64_t)a.p.normed * D;
-    const int64_t gap_in = a.p.stride_in - a.p.tokens.by * row; /* between samples */
-    const int64_t gap_out = a.p.stride_out - a.p.tokens.by * row;
     uint32_t t = blockIdx.x - sample * a.p.tokens.by; /* of the sample */
-    const T *dy_at = a.dy + sample * a.p.stride_in + t * row + at;
-    T *dx_at = a.dx + sample * a.p.stride_out + t * row + at;
-    const T *kept_at = a.kept + blockIdx.x * kept_row + at;
-    const float *rstd_at = a.rstd + (int64_t)blockIdx.x * a.p.normed + head;
-    float u[N], dw[N] = {}, bias[N] = {};
-#pragma unroll
-    for (int e = 0; e < N; e++) u[e] = 1;
-    if (normed) unpack<T, N>(*(const pack<T, N> *)(a.w + head / (int)a.p.each.by * D + within), u);
+    const T *dy_at = a.dy + blockIdx.x * a.p.of_dy + at;
+    const T *x_at = a.x + blockIdx.x * a.p.of_x + at;
+    T *dx_at = a.dx + blockIdx.x * a.p.of_out + at;
+    const float *rstd_at = a.rstd + a.p.vector(blockIdx.x, head);
+    float u[N] = {}, dw[N] = {}, bias[N] = {};
+    if (there) unpack<T, N>(*(const pack<T, N> *)(a.w + head / (int)a.p.each.by * D + within), u);
     for (uint32_t token = blockIdx.x; token < tokens; token += HEAD_TOKENS * apart) {
-        pack<T, N> dy[HEAD_TOKENS] = {}, kept[HEAD_TOKENS] = {};
-        float rstd[HEAD_TOKENS];
+        pack<T, N> dy[HEAD_TOKENS] = {}, x[HEAD_TOKENS] = {};
+        float rstd[HEAD_TOKENS] = {};
         T *dx[HEAD_TOKENS];
         uint32_t of_sample[HEAD_TOKENS];
 #pragma unroll
         for (uint32_t k = 0; k < HEAD_TOKENS; k++) {
-            const bool is_token = token + k * apart < tokens;
-            rstd[k] = 1; /* of what is copied: with u = 1 and n = 0 dy comes out as it is */
-            if (there && is_token) dy[k] = *(const pack<T, N> *)dy_at;
-            if (normed && is_token) kept[k] = *(const pack<T, N> *)kept_at, rstd[k] = *rstd_at;
+            if (there && token + k * apart < tokens) {
+                dy[k] = *(const pack<T, N> *)dy_at;
+                x[k] = *(const pack<T, N> *)x_at;
+                rstd[k] = *rstd_at;
+            }
             dx[k] = dx_at, of_sample[k] = t;
-            dy_at += apart * row, dx_at += apart * row;
-            kept_at += apart * kept_row, rstd_at += apart * a.p.normed;
-            for (t += apart; t >= a.p.tokens.by; t -= a.p.tokens.by)
-                dy_at += gap_in, dx_at += gap_out;
+            dy_at += apart * a.p.of_dy, x_at += apart * a.p.of_x, dx_at += apart * a.p.of_out;
+            rstd_at += apart * a.p.heads.by;
+            for (t += apart; t >= a.p.tokens.by; t -= a.p.tokens.by) {
+            }
         }
 #pragma unroll
         for (uint32_t k = 0; k < HEAD_TOKENS; k++) {
             float d[N], n[N], old[N], mean = 0;
             const bool is_token = token + k * apart < tokens;
             unpack<T, N>(dy[k], d);
-            if (norms) {
-                unpack<T, N>(kept[k], n);
-                if (a.cosine && normed && is_token) {
-                    float c[N / 2], z[N / 2];
-                    const int64_t angles = of_sample[k] * (int64_t)(D / 2) + within / 2;
-                    read<float, N / 2>(a.cosine + angles, c);
-                    read<float, N / 2>(a.sine + angles, z);
-                    turn_pack<N>(d, c, z, -1);
-                    unpack<T, N>(packed<T, N>(d), d);
-                }
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    n[e] *= rstd[k];
-                    dw[e] = fmaf(d[e], n[e], dw[e]);
-                    d[e] *= u[e];
-                    mean = fmaf(d[e], n[e], mean);
-                }
-                mean = lanes_sum<LANES>(mean) / (float)D;
-#pragma unroll
-                for (int e = 0; e < N; e++) d[e] = rstd[k] * fmaf(-n[e], mean, d[e]);
+            unpack<T, N>(x[k], n);
+            if (a.cosine && there && is_token) {
+                float c[N / 2], z[N / 2];
+                const int64_t angles = of_sample[k] * (int64_t)(D / 2) + within / 2;
+                read<float, N / 2>(a.cosine + angles, c);
+                read<float, N / 2>(a.sine + angles, z);
+                turn_pack<N>(d, c, z, -1);
+                unpack<T, N>(packed<T, N>(d), d);
             }
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                n[e] *= rstd[k];
+                dw[e] = fmaf(d[e], n[e], dw[e]);
+                d[e] *= u[e];
+                mean = fmaf(d[e], n[e], mean);
+            }
+            mean = lanes_sum<LANES>(mean) / (float)D;
+#pragma unroll
+            for (int e = 0; e < N; e++) d[e] = rstd[k] * fmaf(-n[e], mean, d[e]);
             if (!there || !is_token) continue;
             if (a.accumulate) get<T, N>(dx[k], old);
 #pragma unroll
@@ -482,7 +448,7 @@ static __global__ void __launch_bounds__(THREADS, HEAD_WARPS_AT_ONCE / WARPS)
                 if (a.accumulate) d[e] += old[e];
                 bias[e] += d[e];
             }
-            if (normed || !a.p.in_place) put<T, N>(dx[k], d);
+            put<T, N>(dx[k], d);
         }
     }
     if (head < last) {
@@ -507,28 +473,29 @@ static __global__ void __launch_bounds__(THREADS) token_dx_kernel(const backward
 {
     const uint32_t groups = blockDim.x / LANES;
     const token_part b = part_of<N, LANES>(a.p);
-    const T *dy = a.dy + b.sample * a.p.stride_in + b.within;
-    T *dx = a.dx + b.sample * a.p.stride_out + b.within;
+    const uint32_t heads = a.p.heads.by;
+    const T *dy_at = a.dy + b.token * a.p.of_dy + b.i, *x_at = a.x + b.token * a.p.of_x + b.i;
+    T *dx = a.dx + b.token * a.p.of_out + b.i;
     float c[N / 2], z[N / 2];
     load_angles<N>(b, a.p, a.cosine, a.sine, c, z);
-    for (uint32_t first = b.group; first - b.group < b.vectors; first += groups * OF_TOKEN) {
-        pack<T, N> in[OF_TOKEN] = {}, kept[OF_TOKEN] = {};
+    for (uint32_t first = b.group; first - b.group < heads; first += groups * OF_TOKEN) {
+        pack<T, N> dy[OF_TOKEN] = {}, x_of[OF_TOKEN] = {};
 #pragma unroll
         for (uint32_t k = 0; k < OF_TOKEN; k++) {
             const uint32_t head = first + k * groups;
-            if (!b.active || head >= b.vectors) continue;
-            in[k] = *(const pack<T, N> *)(dy + head * a.p.D);
-            if (head < a.p.normed) kept[k] = *(const pack<T, N> *)(a.kept + b.kept + head * a.p.D);
+            if (!b.active || head >= heads) continue;
+            dy[k] = *(const pack<T, N> *)(dy_at + head * a.p.D);
+            x_of[k] = *(const pack<T, N> *)(x_at + head * a.p.D);
         }
 #pragma unroll
         for (uint32_t k = 0; k < OF_TOKEN; k++) {
             const uint32_t head = first + k * groups;
-            const bool normed = b.active && head < a.p.normed;
+            const bool there = b.active && head < heads;
             float d[N], x[N], u[N] = {}, v[N], old[N], mean = 0;
-            const float r = normed ? a.rstd[(int64_t)b.token * a.p.normed + head] : 0;
-            unpack<T, N>(in[k], d);
-            unpack<T, N>(kept[k], x);
-            if (normed) {
+            const float r = there ? a.rstd[a.p.vector(b.token, head)] : 0;
+            unpack<T, N>(dy[k], d);
+            unpack<T, N>(x_of[k], x);
+            if (there) {
                 read<T, N>(a.w + head / a.p.each * a.p.D + b.i, u);
                 if (a.cosine) {
                     turn_pack<N>(d, c, z, -1);
@@ -541,11 +508,11 @@ static __global__ void __launch_bounds__(THREADS) token_dx_kernel(const backward
                 mean += d[e] * u[e] * n;
             }
             mean = lanes_sum<LANES>(mean) / (float)a.p.D;
-            if (!b.active || head >= b.vectors) continue;
+            if (!there) continue;
             if (a.accumulate) get<T, N>(dx + head * a.p.D, old);
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                v[e] = normed ? r * (d[e] * u[e] - x[e] * r * mean) : d[e];
+                v[e] = r * (d[e] * u[e] - x[e] * r * mean);
                 if (a.accumulate) v[e] += old[e];
             }
             put<T, N>(dx + head * a.p.D, v);
@@ -557,16 +524,15 @@ static __global__ void __launch_bounds__(THREADS) token_dx_kernel(const backward
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) long_dx_kernel(const backward_args<T> a)
 {
-    if ((int)blockIdx.y == a.p.weights) return copy_vectors<T, N>(a, WARP);
-    const range k = range_of(a.p, false);
+    const range k = range_of(a.p);
     const T *w = a.w + (int64_t)blockIdx.y * a.p.D;
     const int first = threadIdx.x % WARP * N;
     for (uint32_t n = k.first + threadIdx.x / WARP; n < k.last; n += WARPS) {
-        const place at = in_range(a.p, false, n);
-        const T *x = a.kept + kept_at(a.p, at);
-        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
-        T *dx = a.dx + at.sample * a.p.stride_out + at.within;
-        const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
+        const place at = in_range(a.p, n);
+        const T *x = a.x + at.token * a.p.of_x + a.p.within(at.head);
+        const T *dy = a.dy + at.token * a.p.of_dy + a.p.within(at.head);
+        T *dx = a.dx + at.token * a.p.of_out + a.p.within(at.head);
+        const float r = a.rstd[a.p.vector(at.token, at.head)];
         float v[N], d[N], u[N], old[N], mean = 0;
         for (int i = first; i < a.p.D; i += WARP * N) {
             load<T, N>(x + i, v);
@@ -594,14 +560,14 @@ static __global__ void __launch_bounds__(THREADS) long_dx_kernel(const backward_
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) long_dw_kernel(const backward_args<T> a)
 {
-    const range k = range_of(a.p, false);
+    const range k = range_of(a.p);
     const int first = blockIdx.z * WARP * N, i = first + threadIdx.x % WARP * N;
     float sum[1][N] = {}, v[N], d[N];
     for (uint32_t n = k.first + threadIdx.x / WARP; i < a.p.D && n < k.last; n += WARPS) {
-        const place at = in_range(a.p, false, n);
-        const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
-        load<T, N>(a.kept + kept_at(a.p, at) + i, v);
-        load<T, N>(a.dy + at.sample * a.p.stride_in + at.within + i, d);
+        const place at = in_range(a.p, n);
+        const float r = a.rstd[a.p.vector(at.token, at.head)];
+        load<T, N>(a.x + at.token * a.p.of_x + a.p.within(at.head) + i, v);
+        load<T, N>(a.dy + at.token * a.p.of_dy + a.p.within(at.head) + i, d);
 #pragma unroll
         for (int e = 0; e < N; e++) sum[0][e] += d[e] * (v[e] * r);
     }
@@ -665,13 +631,11 @@ size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
 template <typename T, int N>
 static void wide_backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
 {
-    const bool copies = a.p.heads.by > a.p.normed && !a.p.in_place && !a.bias;
-    const dim3 tokens((unsigned)chunks, 1 + copies);
     WITH_TEAM(a.p, N, TEAM, W, {
         if (a.bias)
-            wide_backward_kernel<T, N, TEAM, W, true><<<tokens, THREADS, 0, stream>>>(a);
+            wide_backward_kernel<T, N, TEAM, W, true><<<(unsigned)chunks, THREADS, 0, stream>>>(a);
         else
-            wide_backward_kernel<T, N, TEAM, W, false><<<tokens, THREADS, 0, stream>>>(a);
+            wide_backward_kernel<T, N, TEAM, W, false><<<(unsigned)chunks, THREADS, 0, stream>>>(a);
     });
     LG_CUDA_LAUNCHED();
 }
@@ -694,8 +658,7 @@ static void heads_backward(cudaStream_t stream, const backward_way &way, const b
 template <typename T, int N>
 static void backward(cudaStream_t stream, const backward_way &way, const backward_args<T> &a)
 {
-    const bool copies = a.p.heads.by > a.p.normed && !a.p.in_place;
-    const dim3 grid((unsigned)way.chunks, (unsigned)(a.p.weights + copies));
+    const dim3 grid((unsigned)way.chunks, (unsigned)a.p.weights);
     if constexpr (N > 1) {
         if (way.kernel == backward_way::WIDE) return wide_backward<T, N>(stream, way.chunks, a);
         if (way.kernel == backward_way::HEADS) return heads_backward<T, N>(stream, way, a);
@@ -719,25 +682,11 @@ static void backward(cudaStream_t stream, const backward_way &way, const backwar
     LG_CUDA_LAUNCHED();
 }
 
-/* dbias of what has been written to dx; sample by sample, where there are gaps between. */
-static void sum_columns(cudaStream_t stream, const struct lg_rms_norm_backward_args *a,
-                        void *scratch)
-{
-    int64_t times = 1, rows = a->dx.dim[0] * a->dx.dim[1], width = lg_numel(&a->dbias);
-    const size_t apart = (size_t)lg_row_stride(&a->dx, 1) * lg_dtype_bytes(a->dx.dtype);
-    if (!lg_is_contiguous(&a->dx)) times = a->dx.dim[0], rows = a->dx.dim[1];
-    for (int64_t i = 0; i < times; i++) {
-        void *from = (char *)a->dx.data + (size_t)i * apart;
-        cuda_column_sums(stream, lg_t2(from, a->dx.dtype, rows, width), width, a->dbias,
-                         a->accumulate_dbias || i > 0, scratch);
-    }
-}
-
 void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
 {
-    const lg_tensor *t[] = {&a->dy, &a->dx};
+    const lg_tensor *t[] = {&a->x, &a->dy, &a->dx};
     const int64_t pack = 16 / (int64_t)lg_dtype_bytes(a->w.dtype);
-    const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data);
+    const bool fits = packs_fit(t, 3, a->w);
     const backward_way way = way_of(a, fits);
     const bool turns =
         turns_here(fits, a->cos, a->sin) &&
@@ -757,22 +706,25 @@ void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args
     WITH_TYPE(a->dy.dtype, T, {
         backward_args<T> b = {};
         b.dy = (const T *)dy.data;
-        b.kept = (const T *)a->kept.data;
+        b.x = (const T *)a->x.data;
         b.w = (const T *)a->w.data;
         b.rstd = (const float *)a->rstd.data;
         b.dx = (T *)a->dx.data;
         b.partial = a->dw.data ? (float *)s->scratch : nullptr;
         b.bias = way.kernel == backward_way::ANY ? nullptr : biases;
         b.accumulate = a->accumulate;
-        b.p = places_of(dy, a->dx, a->w, a->each);
+        b.p = places_of(a->x, a->dx, a->w, a->each);
+        b.p.of_dy = lg_row_stride(&dy, 2);
         if (turns) b.cosine = (const float *)a->cos.data, b.sine = (const float *)a->sin.data;
         WITH_PACK(fits, T, N, (backward<T, N>(stream, way, b)));
     })
     if (a->dw.data)
         cuda_add_partial_sums(stream, (const float *)s->scratch, way.rows, a->dw, a->accumulate_dw);
     if (!biases) return;
-    if (way.kernel == backward_way::ANY)
-        sum_columns(stream, a, biases);
-    else
+    if (way.kernel == backward_way::ANY) {
+        const int64_t rows = a->dx.dim[0] * a->dx.dim[1], width = lg_numel(&a->dbias);
+        cuda_column_sums(stream, lg_t2(a->dx.data, a->dx.dtype, rows, width),
+                         lg_row_stride(&a->dx, 2), a->dbias, a->accumulate_dbias, biases);
+    } else
         cuda_add_partial_sums(stream, biases, way.chunks, a->dbias, a->accumulate_dbias);
 }

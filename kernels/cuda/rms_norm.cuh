@@ -26,42 +26,43 @@ static __device__ __forceinline__ uint32_t operator/(uint32_t n, const divisor &
     return (uint32_t)(n * d.magic >> d.shift);
 }
 
-/* Where vectors lie: what is read and what is written. */
+/* Where vectors lie: elements from a token to the next one of what is normed, of what else is read (the backward's dy), and of
+ * what is written. */
 struct places {
-    int64_t stride_in, stride_out; // of samples
-    bool in_place;
-    divisor tokens, heads, each, copied; // tokens of a sample; vectors of a token
-    uint32_t vectors, normed;            // all; of a token
+    int64_t of_x, of_dy, of_out;
+    divisor tokens, heads, each; // tokens of a sample; vectors of a token, of a row of w
+    uint32_t vectors;            // all
     int D, weights;
+    __device__ __forceinline__ int64_t within(uint32_t head) const { return (int64_t)head * D; }
+    /* Of what has a value for each vector. */
+    __device__ __forceinline__ int64_t vector(uint32_t token, uint32_t head) const
+    {
+        return (int64_t)token * heads.by + head;
+    }
+    /* Where the token's angles begin. */
+    __device__ __forceinline__ int64_t angles(uint32_t token) const
+    {
+        return (int64_t)(token - token / tokens * tokens.by) * (D / 2);
+    }
 };
 static places places_of(const lg_tensor &x, const lg_tensor &out, const lg_tensor &w, int each)
 {
-    const int64_t h = x.dim[2], normed = w.dim[0] * each, vectors = lg_numel(&x) / x.dim[3];
+    const int64_t vectors = lg_numel(&x) / x.dim[3];
     LG_ASSERT(vectors < (int64_t)1 << 31 && x.dim[3] < 1 << 30);
     places p = {};
-    p.stride_in = lg_row_stride(&x, 1);
-    p.stride_out = lg_row_stride(&out, 1);
-    p.in_place = x.data == out.data;
+    p.of_x = lg_row_stride(&x, 2);
+    p.of_out = lg_row_stride(&out, 2);
     p.tokens = divide_by(x.dim[1]);
-    p.heads = divide_by(h);
+    p.heads = divide_by(x.dim[2]);
     p.each = divide_by(each);
-    p.copied = divide_by(LG_MAX(h - normed, (int64_t)1));
     p.vectors = (uint32_t)vectors;
-    p.normed = (uint32_t)normed;
     p.D = (int)x.dim[3];
     p.weights = (int)w.dim[0];
     return p;
 }
-/* Vector `head` of a token, behind its sample's first element. */
 struct place {
-    uint32_t sample, token, head;
-    int64_t within;
+    uint32_t token, head;
 };
-static __device__ __forceinline__ place place_of(const places &p, uint32_t token, uint32_t head)
-{
-    const uint32_t sample = token / p.tokens, t = token - sample * p.tokens.by;
-    return {sample, token, head, ((int64_t)t * p.heads.by + head) * p.D};
-}
 
 template <int LANES> static __device__ __forceinline__ float lanes_sum(float x)
 {
@@ -73,17 +74,11 @@ template <int LANES> static __device__ __forceinline__ float lanes_sum(float x)
 template <typename T> struct forward_args {
     const T *x, *w;
     const float *cosine, *sine; // (tokens, D / 2), or NULL
-    T *y, *kept;                // kept (tokens, normed, D), or NULL
-    float *rstd;                // or NULL
+    T *y;
+    float *rstd; // or NULL
     float eps;
     places p;
 };
-
-/* A normed vector in what is kept. */
-static __device__ __forceinline__ int64_t kept_at(const places &p, const place &at)
-{
-    return ((int64_t)at.token * p.normed + at.head) * p.D;
-}
 
 /* What T keeps of a value. */
 template <typename T> static __device__ __forceinline__ float rounded(float v)
@@ -183,7 +178,7 @@ static __device__ __forceinline__ void get(const T *from, float (&v)[N])
 }
 
 template <typename T> struct backward_args {
-    const T *dy, *kept, *w;
+    const T *dy, *x, *w;
     const float *cosine, *sine; // (tokens, D / 2): dy is turned back; or NULL
     const float *rstd;
     T *dx;
@@ -193,44 +188,19 @@ template <typename T> struct backward_args {
     places p;
 };
 
-/* The vectors of a block: [first, last) of those that weight blockIdx.y norms, or, behind the last one, that were copied. */
+/* The vectors of a block: [first, last) of those that weight blockIdx.y norms. */
 struct range {
     uint32_t first, last;
 };
-static __device__ __forceinline__ range range_of(const places &p, bool copies)
+static __device__ __forceinline__ range range_of(const places &p)
 {
     const uint32_t tokens = p.vectors / p.heads;
-    const int64_t all = (int64_t)tokens * (copies ? p.copied.by : p.each.by);
+    const int64_t all = (int64_t)tokens * p.each.by;
     const int64_t step = (all + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
     return {(uint32_t)min(first, all), (uint32_t)min(first + step, all)};
 }
-static __device__ __forceinline__ place in_range(const places &p, bool copies, uint32_t k)
+static __device__ __forceinline__ place in_range(const places &p, uint32_t k)
 {
-    const divisor &each = copies ? p.copied : p.each;
-    const uint32_t token = k / each, head = k - token * each.by;
-    return place_of(p, token, copies ? p.normed + head : blockIdx.y * each.by + head);
-}
-
-/* dx (+)= dy. */
-template <typename T, int N>
-static __device__ __forceinline__ void copy_vectors(const backward_args<T> &a, int lanes)
-{
-    const range k = range_of(a.p, true);
-    const int lane = threadIdx.x % lanes;
-    if (a.p.in_place) return;
-    for (uint32_t n = k.first + threadIdx.x / lanes; n < k.last; n += THREADS / lanes) {
-        const place at = in_range(a.p, true, n);
-        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
-        T *dx = a.dx + at.sample * a.p.stride_out + at.within;
-        for (int i = lane * N; i < a.p.D; i += lanes * N) {
-            float v[N], old[N];
-            get<T, N>(dy + i, v);
-            if (a.accumulate) {
-                get<T, N>(dx + i, old);
-#pragma unroll
-                for (int e = 0; e < N; e++) v[e] += old[e];
-            }
-            put<T, N>(dx + i, v);
-        }
-    }
+    const uint32_t token = k / p.each;
+    return {token, blockIdx.y * p.each.by + k - token * p.each.by};
 }

@@ -29,10 +29,10 @@ static bool is_wide(const lg_tensor &w, int each, int64_t pack)
     }
 
 /* The k-th token: all samples' first ones, which have their angles in common, then their second ones. */
-static __device__ __forceinline__ place wide_place(const places &p, uint32_t k, uint32_t samples)
+static __device__ __forceinline__ uint32_t wide_token(const places &p, uint32_t k, uint32_t samples)
 {
     const uint32_t t = k / samples, sample = k - t * samples;
-    return {sample, sample * p.tokens.by + t, 0, (int64_t)t * p.heads.by * p.D};
+    return sample * p.tokens.by + t;
 }
 /* The team's sums, warp by warp in order. told: 2 W WARPS, of which turns use the halves alternately: one barrier is enough,
  * since a half is written again behind the barrier of the next turn, to which all come when they have read it. */
@@ -64,9 +64,9 @@ static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forw
     const uint32_t k = blockIdx.x * TEAMS + threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES * N;
     const bool there = k < tokens;
-    const place at = wide_place(a.p, there ? k : 0, samples);
-    const T *x = a.x + at.sample * a.p.stride_in + at.within;
-    T *y = a.y + at.sample * a.p.stride_out + at.within;
+    const uint32_t token = wide_token(a.p, there ? k : 0, samples);
+    const T *x = a.x + token * a.p.of_x;
+    T *y = a.y + token * a.p.of_out;
     pack<T, N> in[W][PACKS] = {};
     float squares[W] = {};
 #pragma unroll
@@ -93,8 +93,7 @@ static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forw
         float c[N / 2], z[N / 2];
         if (i >= a.p.D) continue;
         if (a.cosine) {
-            const int64_t from =
-                (int64_t)(at.token - at.sample * a.p.tokens.by) * (a.p.D / 2) + i / 2;
+            const int64_t from = a.p.angles(token) + i / 2;
             read<float, N / 2>(a.cosine + from, c);
             read<float, N / 2>(a.sine + from, z);
         }
@@ -102,7 +101,6 @@ static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forw
         for (int w = 0; w < W; w++) {
             const float r = 1 / sqrtf(squares[w] / (float)a.p.D + a.eps);
             float v[N], u[N];
-            if (a.kept) put_pack<T, N>(a.kept + ((int64_t)at.token * W + w) * a.p.D + i, in[w][j]);
             unpack<T, N>(in[w][j], v);
             read<T, N>(a.w + w * a.p.D + i, u);
 #pragma unroll
@@ -112,10 +110,8 @@ static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forw
                 turn_pack<N>(v, c, z, 1);
             }
             put<T, N>(y + w * a.p.D + i, v);
-            if (a.rstd && i == 0) a.rstd[(int64_t)at.token * W + w] = r;
+            if (a.rstd && i == 0) a.rstd[(int64_t)token * W + w] = r;
         }
-        for (uint32_t h = W; !a.p.in_place && h < a.p.heads.by; h++)
-            *(pack<T, N> *)(y + h * a.p.D + i) = *(const pack<T, N> *)(x + h * a.p.D + i);
     }
 }
 
@@ -152,42 +148,6 @@ static __device__ __forceinline__ void store_wide_partial(float *partial, int D,
     }
 }
 
-/* What is copied, of the tokens [first, last), and its sums, to a block's row of a.bias. */
-template <typename T, int N>
-static __device__ __forceinline__ void copy_and_sum(const backward_args<T> &a, uint32_t first,
-                                                    uint32_t last, uint32_t samples, float *bias)
-{
-    const int begin = (int)a.p.normed * a.p.D, end = (int)a.p.heads.by * a.p.D;
-    for (int i = begin + (int)threadIdx.x * N; i < end; i += THREADS * N) {
-        float sum[N] = {};
-        for (uint32_t turn = first; turn < last; turn += AT_ONCE) {
-            pack<T, N> in[AT_ONCE] = {};
-#pragma unroll
-            for (uint32_t k = 0; k < AT_ONCE; k++) {
-                const place at = wide_place(a.p, min(turn + k, last - 1), samples);
-                const T *dy = a.dy + at.sample * a.p.stride_in + at.within + i;
-                if (turn + k < last) in[k] = *(const pack<T, N> *)dy;
-            }
-#pragma unroll
-            for (uint32_t k = 0; k < AT_ONCE; k++) {
-                const place at = wide_place(a.p, min(turn + k, last - 1), samples);
-                T *dx = a.dx + at.sample * a.p.stride_out + at.within + i;
-                float v[N], old[N] = {};
-                if (turn + k >= last) break;
-                unpack<T, N>(in[k], v);
-                if (a.accumulate) get<T, N>(dx, old);
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    v[e] += old[e];
-                    sum[e] += v[e];
-                }
-                if (!a.p.in_place) put<T, N>(dx, v);
-            }
-        }
-        store<float, N>(bias + i, sum);
-    }
-}
-
 /* BIASED: with the sums of what is written to dx, which are kept in shared memory: there are no registers left. */
 template <typename T, int N, int TEAM, int W, bool BIASED>
 static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
@@ -198,7 +158,6 @@ static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
     __shared__ float4 shared[(BIASED ? W : 1) * FOURS][THREADS];
     const sums_of_threads sums = {shared};
     __shared__ float told[2 * W * WARPS];
-    if (blockIdx.y > 0) return copy_vectors<T, N>(a, WARP);
     const uint32_t tokens = a.p.vectors / a.p.heads, samples = tokens / a.p.tokens;
     const uint32_t step = (tokens + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
     const uint32_t last = min(first + step, tokens);
@@ -210,15 +169,15 @@ static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
     for (uint32_t turn = first; turn < last; turn += TEAMS, turns++) {
         const uint32_t k = turn + threadIdx.x / LANES;
         const bool there = k < last;
-        const place at = wide_place(a.p, there ? k : first, samples);
-        const T *dy = a.dy + at.sample * a.p.stride_in + at.within + lane;
-        const T *x = a.kept + (int64_t)at.token * W * a.p.D + lane;
-        T *dx = a.dx + at.sample * a.p.stride_out + at.within + lane;
+        const uint32_t token = wide_token(a.p, there ? k : first, samples);
+        const T *dy = a.dy + token * a.p.of_dy + lane;
+        const T *x = a.x + token * a.p.of_x + lane;
+        T *dx = a.dx + token * a.p.of_out + lane;
         pack<T, N> px[W][PACKS] = {}, pd[W][PACKS] = {};
         float mean[W] = {}, r[W];
 #pragma unroll
         for (int w = 0; w < W; w++) {
-            r[w] = a.rstd[(int64_t)at.token * W + w];
+            r[w] = a.rstd[(int64_t)token * W + w];
 #pragma unroll
             for (int j = 0; j < PACKS; j++) {
                 const int i = j * LANES * N;
@@ -233,9 +192,9 @@ static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
             float c[N / 2], z[N / 2];
             if (!there || i >= a.p.D) continue;
             if (a.cosine) {
-                const int64_t t = at.token - at.sample * a.p.tokens.by;
-                read<float, N / 2>(a.cosine + t * (a.p.D / 2) + i / 2, c);
-                read<float, N / 2>(a.sine + t * (a.p.D / 2) + i / 2, z);
+                const int64_t from = a.p.angles(token) + i / 2;
+                read<float, N / 2>(a.cosine + from, c);
+                read<float, N / 2>(a.sine + from, z);
             }
 #pragma unroll
             for (int w = 0; w < W; w++) {
@@ -282,7 +241,7 @@ static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
             }
     }
     __syncthreads();
-    float *bias = a.bias + (int64_t)blockIdx.x * a.p.heads.by * a.p.D;
+    float *bias = a.bias + (int64_t)blockIdx.x * W * a.p.D;
     for (int w = 0; BIASED && w < W; w++)
         store_wide_partial<N, TEAM>(bias + w * a.p.D, a.p.D, sums, w * FOURS);
 #pragma unroll
@@ -295,5 +254,4 @@ static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
         store_wide_partial<N, TEAM>(a.partial + ((int64_t)blockIdx.x * W + w) * a.p.D, a.p.D, sums,
                                     0);
     }
-    if (BIASED) copy_and_sum<T, N>(a, first, last, samples, bias);
 }

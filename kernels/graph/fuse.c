@@ -179,14 +179,50 @@ static lg_tensor *find_dbias(lg_graph *g, const lg_tensor *dy)
     }
 }
 
+/* The RMSNorm that makes the first features of each of dy's rows, and only of these: of packed q, k and v. NULL: there is none. */
+static struct lg_rms_norm_backward_args *find_norm_of(lg_graph *g, const lg_tensor *dy, int before)
+{
+    for (int n = g->value[lg_graph_value_of(dy)].first; n >= 0 && n < before; n++) {
+        struct lg_rms_norm_backward_args *a = lg_graph_args(g, n);
+        if (!is_op(g, n, LG_OP_rms_norm_backward) || a->dx.data != dy->data) continue;
+        if (a->dx.dim[0] * a->dx.dim[1] == dy->dim[0] && a->dx.dim[2] * a->dx.dim[3] < dy->dim[1] &&
+            lg_row_stride(&a->dx, 2) == dy->dim[1])
+            return a;
+    }
+    return NULL;
+}
+
+/* A product that sums for a bias, too, takes so much longer that a norm had better sum what it makes of the packed gradient
+ * anyway, and what is left is read once more. */
+static void fuse_packed_bias(lg_graph *g, int n)
+{
+    struct lg_linear_backward_weight_args *a = lg_graph_args(g, n);
+    struct lg_rms_norm_backward_args *norm = find_norm_of(g, &a->dy, n);
+    if (!norm || norm->dbias.rank) return;
+    const int64_t normed = norm->dx.dim[2] * norm->dx.dim[3], rest = a->dy.dim[1] - normed;
+    const struct lg_sum_rows_args sum = {.x = lg_slice(a->dy, 1, normed, rest),
+                                         .y = lg_slice(a->dbias, 0, normed, rest)};
+    const int block = g->block;
+    norm->dbias = lg_slice(a->dbias, 0, 0, normed);
+    a->dbias = LG_NONE;
+    g->block = g->node[n].block;
+    lg_sum_rows(&g->stream, &sum);
+    g->block = block;
+    lg_graph_move(g, g->n_nodes - 1, n);
+}
+
 /* What is added to a sum comes in its turn. */
 static void fuse_bias(lg_graph *g, int n)
 {
     struct lg_linear_backward_weight_args *a = lg_graph_args(g, n);
-    lg_tensor *dbias = a->dbias.rank && !a->accumulate ? find_dbias(g, &a->dy) : NULL;
-    if (!dbias || dbias->rank) return;
-    *dbias = a->dbias;
-    a->dbias = LG_NONE;
+    if (!a->dbias.rank || a->accumulate) return;
+    lg_tensor *dbias = find_dbias(g, &a->dy);
+    if (!dbias) {
+        fuse_packed_bias(g, n);
+    } else if (!dbias->rank) {
+        *dbias = a->dbias;
+        a->dbias = LG_NONE;
+    }
 }
 
 static const struct {

@@ -143,11 +143,37 @@ static void note_written(const struct grad *c, struct record *r, const lg_tensor
     r->whole = !r->bound && r->written == lg_numel(&all);
 }
 
+/* How many elements of t, which lies together, a piece of the same value has: rows, all as far apart. */
+static int64_t common_elements(const lg_tensor *t, const lg_tensor *piece)
+{
+    const int64_t e = (int64_t)lg_dtype_bytes(t->dtype);
+    const int64_t begin = (int64_t)lg_graph_offset_of(t) / e, end = begin + lg_numel(t);
+    int64_t at = (int64_t)lg_graph_offset_of(piece) / e, row = 1, rows = 1, count = 0;
+    int k = piece->rank;
+    for (; k > 0 && (piece->dim[k - 1] == 1 || piece->stride[k - 1] == row); k--)
+        row *= piece->dim[k - 1];
+    for (int i = 0; i < k; i++) rows *= piece->dim[i];
+    LG_ASSERT(k == 0 || lg_dims_merge(piece, 0, k, piece->stride[k - 1]));
+    for (int64_t i = 0; i < rows; i++, at += k ? piece->stride[k - 1] : 0)
+        count += LG_MAX(LG_MIN(at + row, end) - LG_MAX(at, begin), (int64_t)0);
+    return count;
+}
+
+/* Is the gradient of all of t there? Pieces do not meet. */
+static bool is_done(const struct record *r, const lg_tensor *t)
+{
+    int64_t count = 0;
+    if (r->whole) return true;
+    for (int i = 0; lg_is_contiguous(t) && i < r->n_pieces; i++)
+        count += common_elements(t, &r->piece[i]);
+    return count == lg_numel(t);
+}
+
 /* The gradient of t, which is done. */
 static lg_tensor gradient(const struct grad *c, const lg_tensor *t)
 {
     const struct record *r = record_of(c, t);
-    LG_ASSERT(r->whole); /* else a part of the value is used by nobody: write zeros there */
+    LG_ASSERT(is_done(r, t)); /* else a part of it is used by nobody: write zeros there */
     return part(r, t);
 }
 
@@ -418,7 +444,7 @@ RULE(gate_residual_forward)
 RULE(rms_norm_forward)
 {
     struct lg_rms_norm_backward_args b = {.dy = gradient(c, &a->y),
-                                          .kept = a->kept,
+                                          .x = a->x,
                                           .w = a->w,
                                           .cos = a->cos,
                                           .sin = a->sin,
@@ -609,11 +635,8 @@ static void switch_on(lg_graph *g, int node)
     if (g->node[node].op == LG_OP_rms_norm_forward) {
         struct lg_rms_norm_forward_args *a = lg_graph_args(g, node);
         const lg_dtype type = f64 ? LG_F64 : LG_F32;
-        const int64_t normed = a->w.dim[0] * a->each;
-        const int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[3];
-        if (!a->rstd.rank) a->rstd = lg_graph_value(g, "rstd", lg_t3(NULL, type, B, T, normed));
-        if (!a->kept.rank)
-            a->kept = lg_graph_value(g, "normed", lg_t3(NULL, a->x.dtype, B, T, normed * D));
+        const int64_t B = a->x.dim[0], T = a->x.dim[1], vectors = a->x.dim[2];
+        if (!a->rstd.rank) a->rstd = lg_graph_value(g, "rstd", lg_t3(NULL, type, B, T, vectors));
     }
     if (g->node[node].op == LG_OP_layer_norm_forward) {
         struct lg_layer_norm_forward_args *a = lg_graph_args(g, node);

@@ -78,12 +78,12 @@ LG_INLINE void turn(const float *x, float *y, const float *cosine, const float *
 void LG_K(rope)(lg_stream *s, const struct lg_rope_args *a)
 {
     const int64_t T = a->x.dim[1], h = a->x.dim[2], p = a->cos.dim[1], tokens = a->x.dim[0] * T;
-    const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1);
+    const int64_t from = lg_row_stride(&a->x, 2), to = lg_row_stride(&a->y, 2);
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t token = 0; token < tokens; token++) {
-        const int64_t b = token / T, t = token % T;
-        const float *x = (const float *)a->x.data + b * from + t * h * p * 2;
-        float *y = (float *)a->y.data + b * to + t * h * p * 2;
+        const int64_t t = token % T;
+        const float *x = (const float *)a->x.data + token * from;
+        float *y = (float *)a->y.data + token * to;
         const float *cosine = (const float *)a->cos.data + t * p;
         const float *sine = (const float *)a->sin.data + t * p;
         for (int v = 0; v < a->turned; v++)

@@ -103,20 +103,12 @@ LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated,
     });
 }
 
-/* dbias (+)= column sums of dx, rows of `width`, where wanted: sample by sample, where there are gaps between. */
-static void bias_gradient(lg_stream *s, const lg_tensor *dx, int64_t width, lg_tensor dbias,
-                          bool accumulate)
+/* dbias (+)= column sums of dx, rows of `width` and so far apart, where wanted. */
+static void bias_gradient(lg_stream *s, const lg_tensor *dx, int64_t width, int64_t stride,
+                          lg_tensor dbias, bool accumulate)
 {
-    int64_t times = 1, rows = lg_host_numel(dx) / width;
-    if (!present(&dbias)) return;
-    if (!lg_is_contiguous(dx)) times = dx->dim[0], rows /= times;
-    for (int64_t i = 0; i < times; i++) {
-        float *at = (float *)dx->data + i * lg_row_stride(dx, 1);
-        LG_K(sum_rows)
-        (s, &(struct lg_sum_rows_args){.x = lg_t2(at, LG_F32, rows, width),
-                                       .y = dbias,
-                                       .accumulate = accumulate || i > 0});
-    }
+    const struct lg_host_rows rows = {dx->data, lg_host_numel(dx) / width, width, stride};
+    if (present(&dbias)) LG_K(column_sums)(s, &rows, dbias.data, accumulate);
 }
 
 void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
@@ -148,7 +140,7 @@ void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_ba
                 norm_row_backward(&p, false, false);
         }
     }
-    bias_gradient(s, &a->dx, D, a->dbias, a->accumulate_dbias);
+    bias_gradient(s, &a->dx, D, D, a->dbias, a->accumulate_dbias);
 }
 
 void LG_K(gate_residual_forward)(lg_stream *s, const struct lg_gate_residual_forward_args *a)
@@ -201,7 +193,7 @@ void LG_K(gate_residual_backward)(lg_stream *s, const struct lg_gate_residual_ba
             });
         }
     }
-    bias_gradient(s, &a->dy, D, a->dbias, a->accumulate_dbias);
+    bias_gradient(s, &a->dy, D, D, a->dbias, a->accumulate_dbias);
 }
 
 void LG_K(residual_norm_forward)(lg_stream *s, const struct lg_residual_norm_forward_args *a)
@@ -302,48 +294,33 @@ void LG_K(shift_backward)(lg_stream *s, const struct lg_shift_backward_args *a)
 }
 
 /* Vector v of all, counted through samples, tokens and a token's h. */
-struct rms_place {
-    int64_t sample, within, head;
-};
-static struct rms_place rms_place(const lg_tensor *x, int64_t v)
+/* Vector v of a tensor (B, T, n, D), whose tokens may lie apart. */
+static float *rms_vector(const lg_tensor *t, int64_t v)
 {
-    const int64_t T = x->dim[1], h = x->dim[2];
-    return (struct rms_place){v / (T * h), v % (T * h), v % h};
-}
-static float *rms_vector(const lg_tensor *t, struct rms_place p)
-{
-    return (float *)t->data + p.sample * lg_row_stride(t, 1) + p.within * t->dim[3];
+    const int64_t n = t->dim[2];
+    return (float *)t->data + v / n * lg_row_stride(t, 2) + v % n * t->dim[3];
 }
 
 void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
-    const int64_t h = a->x.dim[2], D = a->x.dim[3], normed = a->w.dim[0] * a->each;
-    const int64_t vectors = lg_host_numel(&a->x) / D;
-    float *rstd = a->rstd.data, *kept = a->kept.data;
+    const int64_t n = a->x.dim[2], D = a->x.dim[3], vectors = lg_host_numel(&a->x) / D;
+    float *rstd = a->rstd.data;
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t v = 0; v < vectors; v++) {
-        const struct rms_place p = rms_place(&a->x, v);
-        const int64_t at = v / h * normed + p.head;
-        const float *x = rms_vector(&a->x, p);
-        float *y = rms_vector(&a->y, p);
-        if (p.head >= normed) {
-            if (x != y) memcpy(y, x, (size_t)D * sizeof *y);
-            continue;
-        }
-        if (kept) memcpy(kept + at * D, x, (size_t)D * sizeof *x);
-        const float *w = (const float *)a->w.data + p.head / a->each * D;
+        const float *x = rms_vector(&a->x, v), *w = (const float *)a->w.data + v % n / a->each * D;
+        float *y = rms_vector(&a->y, v);
         const float rms = (float)(1.0 / sqrt((double)row_spread(x, 0.0f, D) / (double)D + a->eps));
-        if (rstd) rstd[at] = rms;
+        if (rstd) rstd[v] = rms;
         LG_VLOOP(i, r, D,
                  { vf_store_n(y + i, vf_load_n(x + i, r) * rms * vf_load_n(w + i, r), r); });
     }
     if (present(&a->cos)) LG_K(rope)
-    (s, &(struct lg_rope_args){
-            .x = a->y, .cos = a->cos, .sin = a->sin, .y = a->y, .turned = (int)normed});
+    (s,
+     &(struct lg_rope_args){.x = a->y, .cos = a->cos, .sin = a->sin, .y = a->y, .turned = (int)n});
 }
 
 struct rms_row {
-    const float *x, *dy, *w; /* w NULL: the forward copied */
+    const float *x, *dy, *w;
     float *dx, rstd;
     int64_t D;
     bool accumulate;
@@ -352,18 +329,14 @@ static void rms_row_backward(const struct rms_row *p)
 {
     const float *x = p->x, *dy = p->dy, *w = p->w, rstd = p->rstd;
     vf sum = {0};
-    if (w)
-        LG_VLOOP(i, r, p->D, {
-            vf a = vf_load_n(dy + i, r) * vf_load_n(w + i, r);
-            sum = vf_fma(a, vf_load_n(x + i, r) * rstd, sum);
-        });
-    const float mean = w ? vf_sum(sum) / (float)p->D : 0;
     LG_VLOOP(i, r, p->D, {
-        vf d = vf_load_n(dy + i, r);
-        if (w) {
-            vf n = vf_load_n(x + i, r) * rstd;
-            d = vf_fma(n, vf_set(-mean), d * vf_load_n(w + i, r)) * rstd;
-        }
+        vf a = vf_load_n(dy + i, r) * vf_load_n(w + i, r);
+        sum = vf_fma(a, vf_load_n(x + i, r) * rstd, sum);
+    });
+    const float mean = vf_sum(sum) / (float)p->D;
+    LG_VLOOP(i, r, p->D, {
+        vf n = vf_load_n(x + i, r) * rstd;
+        vf d = vf_fma(n, vf_set(-mean), vf_load_n(dy + i, r) * vf_load_n(w + i, r)) * rstd;
         if (p->accumulate) d += vf_load_n(p->dx + i, r);
         vf_store_n(p->dx + i, d, r);
     });
@@ -373,18 +346,17 @@ static void rms_row_backward(const struct rms_row *p)
 static void rms_weight_backward(const struct lg_rms_norm_backward_args *a, int64_t g, int64_t first,
                                 int64_t count)
 {
-    const int64_t h = a->dy.dim[2], each = a->each, normed = a->w.dim[0] * each;
+    const int64_t n = a->dy.dim[2], each = a->each;
     const int64_t tokens = a->dy.dim[0] * a->dy.dim[1], D = a->dy.dim[3];
     const float *rstd = a->rstd.data;
     float *dw = (float *)a->dw.data + g * D + first, sum[STRIP] = {0};
     for (int64_t k = 0; k < tokens * each; k++) {
-        const int64_t token = k / each, head = g * each + k % each;
-        const int64_t at = token * normed + head;
-        const float *dy = rms_vector(&a->dy, rms_place(&a->dy, token * h + head)) + first;
-        const float *x = (const float *)a->kept.data + at * D + first, by = rstd[at];
+        const int64_t v = k / each * n + g * each + k % each;
+        const float *dy = rms_vector(&a->dy, v) + first, *x = rms_vector(&a->x, v) + first;
+        const float by = rstd[v];
         LG_VLOOP(i, r, count, {
-            vf n = vf_load_n(x + i, r) * by;
-            vf_store_n(sum + i, vf_fma(vf_load_n(dy + i, r), n, vf_load_n(sum + i, r)), r);
+            vf normed = vf_load_n(x + i, r) * by;
+            vf_store_n(sum + i, vf_fma(vf_load_n(dy + i, r), normed, vf_load_n(sum + i, r)), r);
         });
     }
     for (int64_t i = 0; i < count; i++) dw[i] = a->accumulate_dw ? dw[i] + sum[i] : sum[i];
@@ -394,7 +366,7 @@ void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_arg
 {
     struct lg_rms_norm_backward_args turned = *args;
     const struct lg_rms_norm_backward_args *a = &turned;
-    const int64_t h = a->dy.dim[2], D = a->dy.dim[3], normed = a->w.dim[0] * a->each;
+    const int64_t n = a->dy.dim[2], D = a->dy.dim[3];
     const int64_t vectors = lg_host_numel(&a->dy) / D, strips = (D + STRIP - 1) / STRIP;
     if (present(&a->cos)) { /* turned back dy lies where dx will */
         LG_K(rope)
@@ -402,7 +374,7 @@ void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_arg
                                    .cos = a->cos,
                                    .sin = a->sin,
                                    .y = a->dx,
-                                   .turned = (int)normed,
+                                   .turned = (int)n,
                                    .inverse = true});
         turned.dy = a->dx;
     }
@@ -415,18 +387,14 @@ void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_arg
     }
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t v = 0; v < vectors; v++) {
-        const struct rms_place p = rms_place(&a->dy, v);
-        const int64_t at = v / h * normed + p.head;
-        struct rms_row row = {.dy = rms_vector(&a->dy, p),
-                              .dx = rms_vector(&a->dx, p),
-                              .D = D,
-                              .accumulate = a->accumulate};
-        if (p.head < normed) {
-            row.x = (const float *)a->kept.data + at * D;
-            row.w = (const float *)a->w.data + p.head / a->each * D;
-            row.rstd = ((const float *)a->rstd.data)[at];
-        }
+        const struct rms_row row = {.x = rms_vector(&a->x, v),
+                                    .dy = rms_vector(&a->dy, v),
+                                    .w = (const float *)a->w.data + v % n / a->each * D,
+                                    .dx = rms_vector(&a->dx, v),
+                                    .rstd = ((const float *)a->rstd.data)[v],
+                                    .D = D,
+                                    .accumulate = a->accumulate};
         rms_row_backward(&row);
     }
-    bias_gradient(s, &a->dx, h * D, a->dbias, a->accumulate_dbias);
+    bias_gradient(s, &a->dx, n * D, lg_row_stride(&a->dx, 2), a->dbias, a->accumulate_dbias);
 }

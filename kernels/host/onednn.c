@@ -587,8 +587,11 @@ void lg_onednn_conv2d_backward_weight(lg_stream *s, const struct lg_conv2d_backw
     leave(o);
     add(s, a->dw, to);
     if (!present(&a->dbias)) return;
+    const int64_t O = a->dy.dim[3], pixels = lg_host_numel(&a->dy) / O;
     lg_host(s)->kernels->ops.sum_rows(
-        s, &(struct lg_sum_rows_args){.x = a->dy, .y = a->dbias, .accumulate = a->accumulate});
+        s, &(struct lg_sum_rows_args){.x = lg_t2(a->dy.data, LG_F32, pixels, O),
+                                      .y = a->dbias,
+                                      .accumulate = a->accumulate});
 }
 
 size_t lg_onednn_scratch(struct lg_onednn *o, lg_op_id op, const void *args)

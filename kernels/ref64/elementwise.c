@@ -115,12 +115,12 @@ void ref64_add_forward(lg_stream *s, const struct lg_add_forward_args *args)
 
 void ref64_sum_rows(lg_stream *s, const struct lg_sum_rows_args *a)
 {
-    int64_t M = a->x.dim[0], N = a->x.dim[1];
+    int64_t M = a->x.dim[0], N = a->x.dim[1], stride = lg_row_stride(&a->x, 1);
     const double *x = ref64_data(a->x);
     double *y = ref64_data(a->y);
     for (int64_t n = 0; n < N; n++) {
         double sum = 0;
-        for (int64_t m = 0; m < M; m++) sum += x[m * N + n];
+        for (int64_t m = 0; m < M; m++) sum += x[m * stride + n];
         ref64_put(&y[n], sum, a->accumulate);
     }
 }
@@ -247,17 +247,17 @@ void ref64_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
 void ref64_rope(lg_stream *s, const struct lg_rope_args *a)
 {
     const int64_t B = a->x.dim[0], T = a->x.dim[1], h = a->x.dim[2], p = a->cos.dim[1];
-    const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1);
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t v = 0; v < T * h; v++)
+    const int64_t from = lg_row_stride(&a->x, 2), to = lg_row_stride(&a->y, 2);
+    for (int64_t token = 0; token < B * T; token++)
+        for (int64_t head = 0; head < h; head++)
             for (int64_t i = 0; i < p; i++) {
-                const double *x = ref64_data(a->x) + b * from + (v * p + i) * 2;
-                double *y = ref64_data(a->y) + b * to + (v * p + i) * 2;
+                const double *x = ref64_data(a->x) + token * from + (head * p + i) * 2;
+                double *y = ref64_data(a->y) + token * to + (head * p + i) * 2;
                 const double x0 = x[0], x1 = x[1];
                 double c = 1, d = 0;
-                if (v % h < a->turned) {
-                    c = ref64_data(a->cos)[v / h * p + i];
-                    d = ref64_data(a->sin)[v / h * p + i] * (a->inverse ? -1 : 1);
+                if (head < a->turned) {
+                    c = ref64_data(a->cos)[token % T * p + i];
+                    d = ref64_data(a->sin)[token % T * p + i] * (a->inverse ? -1 : 1);
                 }
                 y[0] = x0 * c - x1 * d;
                 y[1] = x1 * c + x0 * d;

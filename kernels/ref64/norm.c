@@ -28,18 +28,14 @@ void ref64_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_for
     }
 }
 
-/* dbias (+)= column sums of dx, rows of `width`, where wanted: sample by sample, where there are gaps between. */
+/* dbias (+)= column sums of dx, rows of `width`, where wanted. */
 static void bias_gradient(lg_stream *s, const lg_tensor *dx, int64_t width, lg_tensor dbias,
                           bool accumulate)
 {
-    int64_t times = 1, rows = lg_numel(dx) / width;
-    if (!lg_is_contiguous(dx)) times = dx->dim[0], rows /= times;
-    for (int64_t i = 0; dbias.data && i < times; i++) {
-        double *at = ref64_data(*dx) + i * lg_row_stride(dx, 1);
-        ref64_sum_rows(s, &(struct lg_sum_rows_args){.x = lg_t2(at, LG_F64, rows, width),
-                                                     .y = dbias,
-                                                     .accumulate = accumulate || i > 0});
-    }
+    const lg_tensor rows = lg_t2(dx->data, LG_F64, lg_numel(dx) / width, width);
+    if (dbias.data)
+        ref64_sum_rows(s,
+                       &(struct lg_sum_rows_args){.x = rows, .y = dbias, .accumulate = accumulate});
 }
 
 /* With n = (x - mean) rstd and g = dy (1 + scale): dx = rstd (g - avg(g) - n avg(g n)), of an RMSNorm without avg(g),
@@ -124,62 +120,51 @@ void ref64_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_ba
 
 void ref64_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
-    int64_t B = a->x.dim[0], T = a->x.dim[1], h = a->x.dim[2], D = a->x.dim[3];
-    int64_t normed = a->w.dim[0] * a->each; /* vectors of a token */
-    for (int64_t v = 0; v < B * T * h; v++) {
-        int64_t b = v / (T * h), within = v % (T * h), head = v % h, at = v / h * normed + head;
-        const double *x = ref64_data(a->x) + b * lg_row_stride(&a->x, 1) + within * D;
-        double *y = ref64_data(a->y) + b * lg_row_stride(&a->y, 1) + within * D;
-        if (head >= normed) {
-            memmove(y, x, (size_t)D * sizeof *y);
-            continue;
-        }
-        const double *w = ref64_data(a->w) + head / a->each * D;
-        double squares = 0;
-        if (a->kept.data) memcpy(ref64_data(a->kept) + at * D, x, (size_t)D * sizeof *x);
+    const int64_t vectors = a->x.dim[2], D = a->x.dim[3], tokens = a->x.dim[0] * a->x.dim[1];
+    for (int64_t v = 0; v < tokens * vectors; v++) {
+        const int64_t token = v / vectors, within = v % vectors * D;
+        const double *x = ref64_data(a->x) + token * lg_row_stride(&a->x, 2) + within;
+        const double *w = ref64_data(a->w) + v % vectors / a->each * D;
+        double *y = ref64_data(a->y) + token * lg_row_stride(&a->y, 2) + within, squares = 0;
         for (int64_t i = 0; i < D; i++) squares += x[i] * x[i];
-        double rms = sqrt(squares / (double)D + a->eps);
+        const double rms = sqrt(squares / (double)D + a->eps);
         for (int64_t i = 0; i < D; i++) y[i] = x[i] / rms * w[i];
-        if (a->rstd.data) ref64_data(a->rstd)[at] = 1 / rms;
+        if (a->rstd.data) ref64_data(a->rstd)[v] = 1 / rms;
     }
     if (a->cos.data)
         ref64_rope(s,
                    &(struct lg_rope_args){
-                       .x = a->y, .cos = a->cos, .sin = a->sin, .y = a->y, .turned = (int)normed});
+                       .x = a->y, .cos = a->cos, .sin = a->sin, .y = a->y, .turned = (int)vectors});
 }
 
 void ref64_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
 {
-    int64_t B = a->dy.dim[0], T = a->dy.dim[1], h = a->dy.dim[2], D = a->dy.dim[3];
-    int64_t normed = a->w.dim[0] * a->each;
-    double *dw = ref64_data(a->dw);
+    const int64_t vectors = a->x.dim[2], D = a->x.dim[3], tokens = a->x.dim[0] * a->x.dim[1];
     const lg_tensor from = a->cos.data ? a->dx : a->dy; /* turned back it lies where dx will */
+    double *dw = ref64_data(a->dw), *dbias = ref64_data(a->dbias);
     if (a->cos.data)
         ref64_rope(s, &(struct lg_rope_args){.x = a->dy,
                                              .cos = a->cos,
                                              .sin = a->sin,
                                              .y = a->dx,
-                                             .turned = (int)normed,
+                                             .turned = (int)vectors,
                                              .inverse = true});
     for (int64_t i = 0; dw && !a->accumulate_dw && i < a->w.dim[0] * D; i++) dw[i] = 0;
-    for (int64_t v = 0; v < B * T * h; v++) {
-        int64_t b = v / (T * h), within = v % (T * h), head = v % h, at = head / a->each * D;
-        const double *dy = ref64_data(from) + b * lg_row_stride(&from, 1) + within * D;
-        double *dx = ref64_data(a->dx) + b * lg_row_stride(&a->dx, 1) + within * D;
-        if (head >= normed) {
-            for (int64_t i = 0; i < D; i++) ref64_put(&dx[i], dy[i], a->accumulate);
-            continue;
-        }
-        const double *w = ref64_data(a->w) + at;
-        const double *x = ref64_data(a->kept) + (v / h * normed + head) * D;
-        double rstd = ref64_data(a->rstd)[v / h * normed + head], mean = 0;
+    for (int64_t i = 0; dbias && !a->accumulate_dbias && i < vectors * D; i++) dbias[i] = 0;
+    for (int64_t v = 0; v < tokens * vectors; v++) {
+        const int64_t token = v / vectors, within = v % vectors * D;
+        const int64_t at = v % vectors / a->each * D;
+        const double *x = ref64_data(a->x) + token * lg_row_stride(&a->x, 2) + within;
+        const double *dy = ref64_data(from) + token * lg_row_stride(&from, 2) + within;
+        const double *w = ref64_data(a->w) + at, rstd = ref64_data(a->rstd)[v];
+        double *dx = ref64_data(a->dx) + token * lg_row_stride(&a->dx, 2) + within, mean = 0;
         for (int64_t i = 0; i < D; i++) mean += dy[i] * w[i] * x[i] * rstd / (double)D;
         for (int64_t i = 0; i < D; i++) {
             if (dw) dw[at + i] += dy[i] * x[i] * rstd;
             ref64_put(&dx[i], rstd * (dy[i] * w[i] - x[i] * rstd * mean), a->accumulate);
+            if (dbias) dbias[within + i] += dx[i];
         }
     }
-    bias_gradient(s, &a->dx, h * D, a->dbias, a->accumulate_dbias);
 }
 
 void ref64_layer_norm_forward(lg_stream *s, const struct lg_layer_norm_forward_args *a)

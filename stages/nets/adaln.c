@@ -75,9 +75,9 @@ lg_tensor lg_adaln_cross_attention(lg_net *n, const struct lg_denoiser_config *c
     lg_tensor q = lg_net_linear(n, x, query, "%s.to_q", name);
     lg_tensor kv = lg_net_linear(n, to->text, packed, "%s", name);
     q = normed(n, c, q, to, ".norm_q", name);
-    kv = normed(n, c, kv, to, ".norm_k", name);
+    const lg_tensor k = normed(n, c, kv, to, ".norm_k", name);
     lg_tensor o = lg_net_attention(n, (struct lg_attention){.q = lg_net_heads(q, c->heads, d, 0),
-                                                            .k = lg_net_heads(kv, c->heads, d, 0),
+                                                            .k = lg_net_heads(k, c->heads, d, 0),
                                                             .v = lg_net_heads(kv, c->heads, d, 1),
                                                             .keys = to->length});
     return lg_net_linear(n, o, out, "%s.to_out.0", name);

@@ -30,9 +30,24 @@ static struct lg_layer layer_of(const struct lg_joint *j, struct parts p)
                              .n_parts = p.count};
 }
 
-/* Of packed parts with so many heads; to: tokens of a value, or LG_NONE. */
-static lg_tensor normed(lg_net *n, const struct lg_joint *j, lg_tensor packed, struct parts p,
-                        int64_t heads, lg_tensor to)
+/* Queries, keys and values (B, T, parts W) as a linear makes them, and those of them that are normed, (B, T, (parts - 1) W), or one
+ * alone; LG_NONE: none is. */
+struct projected {
+    lg_tensor packed, normed;
+};
+static const struct projected NOWHERE = {{0}, {0}};
+
+/* Part i of as many. */
+static lg_tensor part_of(const struct projected *p, int i, int parts)
+{
+    const int64_t W = p->packed.dim[2] / parts;
+    const bool normed = p->normed.rank && (i < parts - 1 || parts == 1);
+    return lg_slice(normed ? p->normed : p->packed, 2, i * W, W);
+}
+
+/* Of packed parts with so many heads; to: where, or LG_NONE: a value. */
+static struct projected norm_parts(lg_net *n, const struct lg_joint *j, lg_tensor packed,
+                                   struct parts p, int64_t heads, lg_tensor to)
 {
     const struct lg_head_norms norms = {.norms = p.names->norm + p.first,
                                         .n_norms = LG_MIN(p.count, 2 - p.first),
@@ -40,21 +55,22 @@ static lg_tensor normed(lg_net *n, const struct lg_joint *j, lg_tensor packed, s
                                         .d = head_dim(j),
                                         .eps = LG_JOINT_EPS,
                                         .angles = p.angles};
-    if (j->norms) return lg_net_head_norms(n, packed, &norms, to, p.name);
-    if (to.rank) lg_net_copy_tokens(n, packed, to);
-    return packed;
+    if (!j->norms) return (struct projected){packed, LG_NONE};
+    return (struct projected){packed, lg_net_head_norms(n, packed, &norms, to, p.name)};
 }
 
-/* Packed parts of x, q and k normed, to tokens `to` or, LG_NONE, as a value: (.., count D). */
-static lg_tensor project(lg_net *n, const struct lg_joint *j, lg_tensor x, struct parts p,
-                         lg_tensor to)
+/* Parts of x, to tokens of `to`, or, NOWHERE, as values. */
+static struct projected project(lg_net *n, const struct lg_joint *j, lg_tensor x, struct parts p,
+                                struct projected to)
 {
-    lg_tensor packed = lg_net_linear(n, x, layer_of(j, p), "%s", p.name);
-    return normed(n, j, packed, p, j->config->heads, to);
+    struct lg_layer l = layer_of(j, p);
+    l.y = to.packed;
+    return norm_parts(n, j, lg_net_linear(n, x, l, "%s", p.name), p, j->config->heads, to.normed);
 }
 
-/* The same of own heads alone, as a value: (.., count H_p d). */
-static lg_tensor project_own(lg_net *n, const struct lg_joint *j, lg_tensor x, struct parts p)
+/* The same of own heads alone, as values: W = H_p d. */
+static struct projected project_own(lg_net *n, const struct lg_joint *j, lg_tensor x,
+                                    struct parts p)
 {
     const struct lg_heads own = lg_net_own_heads(n, j->config->heads);
     const int64_t d = head_dim(j), width = own.count * d;
@@ -64,7 +80,26 @@ static lg_tensor project_own(lg_net *n, const struct lg_joint *j, lg_tensor x, s
     lg_net_linear_parts(n, x, layer_of(j, p), own.first * d, width, part, p.name);
     for (int i = 0; i < p.count; i++)
         lg_net_copy_features(n, part[i], lg_slice(packed, 2, i * width, width));
-    return normed(n, j, packed, p, own.count, LG_NONE);
+    return norm_parts(n, j, packed, p, own.count, LG_NONE);
+}
+
+/* All parts to such tokens of one value. */
+static void put_together(lg_net *n, const struct projected *p, int parts, lg_tensor to)
+{
+    const int64_t W = to.dim[2] / parts;
+    if (!p->normed.rank) {
+        lg_net_copy_tokens(n, p->packed, to);
+        return;
+    }
+    lg_net_copy_tokens(n, p->normed, lg_slice(to, 2, 0, (parts - 1) * W));
+    lg_net_copy_tokens(n, part_of(p, parts - 1, parts), lg_slice(to, 2, (parts - 1) * W, W));
+}
+static lg_tensor together(lg_net *n, const struct projected *p, int parts)
+{
+    if (!p->normed.rank) return p->packed;
+    lg_tensor all = lg_net_value(n, "q, k, v", p->packed);
+    put_together(n, p, parts, all);
+    return all;
 }
 
 /* Where queries and keys are normed they are turned on the way; but own tokens' angles are others in a split sequence,
@@ -74,30 +109,33 @@ static bool turns_with_norms(const lg_net *n, const struct lg_joint *j)
     return j->norms && j->angles.rank && !lg_net_is_split(n);
 }
 
-/* What is projected; q: x's query by itself, or LG_NONE. first: the streams' tokens lie apart in `both`, so many of the first
- * one in front; 0: together. */
+/* What attends to what, (B, tokens, own H d) each. first: tokens of the first of two streams that lie apart, or 0. */
 struct asked {
-    lg_tensor both, q;
-    int64_t first;
+    lg_tensor q, k, v;
+    int64_t first_queries, first_keys;
 };
 
-/* All tokens of own heads; queries stand in front of keys and values, unless they are given. */
-static lg_tensor attend(lg_net *n, const struct lg_joint *j, const struct asked *asked)
+static lg_tensor attend(lg_net *n, const struct lg_joint *j, const struct asked *a)
 {
-    lg_tensor packed = asked->both;
-    const lg_tensor q = asked->q;
-    const int64_t heads = lg_net_own_heads(n, j->config->heads).count, d = head_dim(j);
+    const int64_t d = head_dim(j);
+    return lg_net_attention(n, (struct lg_attention){.q = lg_split(a->q, 2, d),
+                                                     .k = lg_split(a->k, 2, d),
+                                                     .v = lg_split(a->v, 2, d),
+                                                     .first_queries = a->first_queries,
+                                                     .first_keys = a->first_keys});
+}
+
+/* All tokens of own heads of a split sequence; queries stand in front of keys and values, unless they are given. */
+static lg_tensor attend_gathered(lg_net *n, const struct lg_joint *j, lg_tensor packed, lg_tensor q)
+{
+    const int64_t heads = lg_net_own_heads(n, j->config->heads).count, W = heads * head_dim(j);
     const int first = q.rank ? 0 : 1;
-    const bool turns = j->angles.rank && !turns_with_norms(n, j);
     LG_ASSERT(!j->angles.rank || !q.rank);
-    LG_ASSERT(!turns || !asked->first); /* angles are those of tokens that lie together */
-    if (turns) packed = lg_net_rope(n, packed, 2 * heads, j->angles);
-    return lg_net_attention(
-        n, (struct lg_attention){.q = lg_net_heads(q.rank ? q : packed, heads, d, 0),
-                                 .k = lg_net_heads(packed, heads, d, first),
-                                 .v = lg_net_heads(packed, heads, d, first + 1),
-                                 .first_queries = q.rank ? 0 : asked->first,
-                                 .first_keys = asked->first});
+    if (j->angles.rank) packed = lg_net_rope(n, packed, 2 * heads, j->angles);
+    return attend(n, j,
+                  &(struct asked){.q = q.rank ? q : lg_slice(packed, 2, 0, W),
+                                  .k = lg_slice(packed, 2, first * W, W),
+                                  .v = lg_slice(packed, 2, (first + 1) * W, W)});
 }
 
 /* ---- both streams ---- */
@@ -154,27 +192,76 @@ static struct lg_streams runs_of(const lg_net *n, const struct lg_joint *j, lg_t
                    n->tokens.at[p + 1] - n->tokens.at[p]);
 }
 
-/* Own tokens, all heads; of a split sequence, which goes to others, together. */
-static struct asked project_both(lg_net *n, const struct lg_joint *j, struct lg_streams s,
-                                 bool x_alone, const char *name)
+/* What each stream has of q, k and v, or of k and v. */
+struct stream_parts {
+    struct parts x, text;
+};
+static struct stream_parts parts_of_both(const lg_net *n, const struct lg_joint *j, int64_t T,
+                                         bool x_alone, const char *name)
 {
-    struct parts of_x = {&OF_X, x_alone, 3 - x_alone, name, LG_NONE};
-    struct parts of_text = {&OF_TEXT, x_alone, 3 - x_alone, name, LG_NONE};
-    const int64_t T = s.x.dim[1], N = T + s.text.dim[1];
-    lg_tensor both = lg_net_value(
-        n, "joint", lg_t3(NULL, n->type, n->batch, N, (int64_t)of_x.count * j->config->hidden));
-    const bool is_split = lg_net_is_split(n);
-    const struct lg_streams to = is_split ? in_both(j, both, T) : apart(j, both, T);
-    struct asked a = {both, LG_NONE, is_split ? 0 : j->text_first ? N - T : T};
+    struct stream_parts p = {{&OF_X, x_alone, 3 - x_alone, name, LG_NONE},
+                             {&OF_TEXT, x_alone, 3 - x_alone, name, LG_NONE}};
     if (turns_with_norms(n, j)) {
         const struct lg_streams angles = in_both(j, j->angles, T);
-        of_x.angles = angles.x, of_text.angles = angles.text;
+        p.x.angles = angles.x, p.text.angles = angles.text;
     }
-    if (x_alone) a.q = project(n, j, s.x, (struct parts){&OF_X, 0, 1, name, LG_NONE}, LG_NONE);
-    if (j->text_first) project(n, j, s.text, of_text, to.text);
-    project(n, j, s.x, of_x, to.x);
-    if (!j->text_first) project(n, j, s.text, of_text, to.text);
-    return a;
+    return p;
+}
+static lg_tensor query_of_x(lg_net *n, const struct lg_joint *j, lg_tensor x, const char *name)
+{
+    const struct projected q =
+        project(n, j, x, (struct parts){&OF_X, 0, 1, name, LG_NONE}, NOWHERE);
+    return part_of(&q, 0, 1);
+}
+static lg_tensor joint_value(lg_net *n, const char *name, int64_t tokens, int64_t width)
+{
+    return lg_net_value(n, name, lg_t3(NULL, n->type, n->batch, tokens, width));
+}
+
+/* All tokens, all heads, each stream's apart: nothing is brought together. */
+static lg_tensor attend_apart(lg_net *n, const struct lg_joint *j, struct lg_streams s,
+                              bool x_alone, const char *name)
+{
+    const struct stream_parts p = parts_of_both(n, j, s.x.dim[1], x_alone, name);
+    const int64_t T = s.x.dim[1], S = s.text.dim[1], D = j->config->hidden;
+    const int64_t first = j->text_first ? S : T;
+    const int count = p.x.count;
+    struct projected both = {joint_value(n, "joint", T + S, count * D), LG_NONE}, x, text;
+    struct asked a = {.first_queries = x_alone ? 0 : first, .first_keys = first};
+    if (j->norms) both.normed = joint_value(n, "joint, normed", T + S, (count - 1) * D);
+    const struct lg_streams packed = apart(j, both.packed, T);
+    struct lg_streams normed = {LG_NONE, LG_NONE};
+    if (j->norms) normed = apart(j, both.normed, T);
+    x = (struct projected){packed.x, normed.x}, text = (struct projected){packed.text, normed.text};
+    if (x_alone) a.q = query_of_x(n, j, s.x, name);
+    if (j->text_first) project(n, j, s.text, p.text, text);
+    project(n, j, s.x, p.x, x);
+    if (!j->text_first) project(n, j, s.text, p.text, text);
+    if (!x_alone) a.q = part_of(&both, 0, count);
+    a.k = part_of(&both, count - 2, count);
+    a.v = part_of(&both, count - 1, count);
+    return attend(n, j, &a);
+}
+
+/* What goes to other ranks: own tokens, all heads, both streams' together; x_alone: with x's query by itself. */
+struct sent {
+    lg_tensor both, q;
+};
+static struct sent project_both(lg_net *n, const struct lg_joint *j, struct lg_streams s,
+                                bool x_alone, const char *name)
+{
+    const struct stream_parts p = parts_of_both(n, j, s.x.dim[1], x_alone, name);
+    const int64_t T = s.x.dim[1], N = T + s.text.dim[1];
+    struct projected x, text;
+    struct sent r = {joint_value(n, "joint", N, (int64_t)p.x.count * j->config->hidden), LG_NONE};
+    const struct lg_streams to = in_both(j, r.both, T);
+    if (x_alone) r.q = query_of_x(n, j, s.x, name);
+    if (j->text_first) text = project(n, j, s.text, p.text, NOWHERE);
+    x = project(n, j, s.x, p.x, NOWHERE);
+    if (!j->text_first) text = project(n, j, s.text, p.text, NOWHERE);
+    put_together(n, &x, p.x.count, to.x);
+    put_together(n, &text, p.x.count, to.text);
+    return r;
 }
 
 /* The streams of all ranks, each whole, out of all tokens. */
@@ -193,36 +280,38 @@ static struct lg_streams sort_out(lg_net *n, const struct lg_joint *j, lg_tensor
 }
 
 /* All tokens, own heads, of what is gathered before. */
-static struct asked project_gathered(lg_net *n, const struct lg_joint *j, struct lg_streams s,
-                                     bool x_alone, const char *name)
+static struct sent project_gathered(lg_net *n, const struct lg_joint *j, struct lg_streams s,
+                                    bool x_alone, const char *name)
 {
     const struct lg_cut cut = cut_both(n);
-    const struct parts of_x = {&OF_X, x_alone, 3 - x_alone, name, LG_NONE};
-    const struct parts of_text = {&OF_TEXT, x_alone, 3 - x_alone, name, LG_NONE};
+    const struct stream_parts parts = parts_of_both(n, j, s.x.dim[1], x_alone, name);
+    const int count = parts.x.count;
+    struct sent r = {.q = LG_NONE};
     s = sort_out(n, j, lg_net_gather_tokens(n, lg_joint_tokens(n, j, s), &cut));
-    struct asked a = {.q = LG_NONE};
-    if (x_alone) a.q = project_own(n, j, s.x, (struct parts){&OF_X, 0, 1, name, LG_NONE});
-    const lg_tensor x = project_own(n, j, s.x, of_x), text = project_own(n, j, s.text, of_text);
-    a.both =
-        lg_net_value(n, "joint", lg_t3(NULL, n->type, n->batch, x.dim[1] + text.dim[1], x.dim[2]));
+    if (x_alone) {
+        const struct projected q =
+            project_own(n, j, s.x, (struct parts){&OF_X, 0, 1, name, LG_NONE});
+        r.q = part_of(&q, 0, 1);
+    }
+    const struct projected of_x = project_own(n, j, s.x, parts.x),
+                           of_text = project_own(n, j, s.text, parts.text);
+    const lg_tensor x = together(n, &of_x, count), text = together(n, &of_text, count);
+    r.both = joint_value(n, "joint", x.dim[1] + text.dim[1], x.dim[2]);
     for (int p = 0; p < n->sequence.degree; p++) {
-        const struct lg_streams to = runs_of(n, j, a.both, p);
+        const struct lg_streams to = runs_of(n, j, r.both, p);
         lg_net_copy_tokens(n, lg_slice(x, 1, n->tokens.at[p], to.x.dim[1]), to.x);
         lg_net_copy_tokens(n, lg_slice(text, 1, n->texts.at[p], to.text.dim[1]), to.text);
     }
-    return a;
+    return r;
 }
 
 static lg_tensor attend_both(lg_net *n, const struct lg_joint *j, struct lg_streams s, bool x_alone,
                              const char *name)
 {
     const int64_t heads = j->config->heads;
-    if (!lg_net_is_split(n)) {
-        const struct asked a = project_both(n, j, s, x_alone, name);
-        return attend(n, j, &a);
-    }
+    if (!lg_net_is_split(n)) return attend_apart(n, j, s, x_alone, name);
     const struct lg_cut both = cut_both(n);
-    struct asked a;
+    struct sent a;
     if (n->sequence.kind == LG_SEQUENCE_FASTSEQ) {
         a = project_gathered(n, j, s, x_alone, name);
     } else {
@@ -230,7 +319,8 @@ static lg_tensor attend_both(lg_net *n, const struct lg_joint *j, struct lg_stre
         a.both = lg_net_all_tokens(n, a.both, &both, 3 - x_alone, heads);
         if (x_alone) a.q = lg_net_all_tokens(n, a.q, &n->tokens, 1, heads);
     }
-    return lg_net_all_heads(n, attend(n, j, &a), x_alone ? &n->tokens : &both, heads);
+    return lg_net_all_heads(n, attend_gathered(n, j, a.both, a.q), x_alone ? &n->tokens : &both,
+                            heads);
 }
 
 struct lg_streams lg_joint_attention(lg_net *n, const struct lg_joint *j, struct lg_streams s,
@@ -256,17 +346,19 @@ lg_tensor lg_joint_self_attention(lg_net *n, const struct lg_joint *j, lg_tensor
 {
     const struct parts all = {&OF_X, 0, 3, name, turns_with_norms(n, j) ? j->angles : LG_NONE};
     const int64_t heads = j->config->heads;
-    struct asked a = {.q = LG_NONE};
     if (!lg_net_is_split(n)) {
-        a.both = project(n, j, x, all, LG_NONE);
-        return attend(n, j, &a);
+        const struct projected p = project(n, j, x, all, NOWHERE);
+        return attend(n, j,
+                      &(struct asked){
+                          .q = part_of(&p, 0, 3), .k = part_of(&p, 1, 3), .v = part_of(&p, 2, 3)});
     }
     const struct lg_cut cut = of_both ? cut_both(n) : n->tokens;
-    if (n->sequence.kind == LG_SEQUENCE_FASTSEQ)
-        a.both = project_own(n, j, lg_net_gather_tokens(n, x, &cut), all);
-    else
-        a.both = lg_net_all_tokens(n, project(n, j, x, all, LG_NONE), &cut, 3, heads);
-    return lg_net_all_heads(n, attend(n, j, &a), &cut, heads);
+    const bool gathers = n->sequence.kind == LG_SEQUENCE_FASTSEQ;
+    const struct projected p = gathers ? project_own(n, j, lg_net_gather_tokens(n, x, &cut), all)
+                                       : project(n, j, x, all, NOWHERE);
+    lg_tensor packed = together(n, &p, 3);
+    if (!gathers) packed = lg_net_all_tokens(n, packed, &cut, 3, heads);
+    return lg_net_all_heads(n, attend_gathered(n, j, packed, LG_NONE), &cut, heads);
 }
 
 lg_tensor lg_joint_own_text(lg_net *n, lg_tensor text)

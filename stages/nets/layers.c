@@ -351,9 +351,22 @@ static lg_tensor samples_of(lg_tensor t)
     return rows;
 }
 
+/* Sample b's tokens, a row each. */
+static lg_tensor tokens_of(lg_tensor t, int64_t b)
+{
+    lg_tensor rows = lg_at(t, b * t.stride[0], lg_t2(NULL, t.dtype, t.dim[1], t.dim[2]));
+    rows.stride[0] = t.stride[1];
+    return rows;
+}
+
 void lg_net_copy_tokens(lg_net *n, lg_tensor x, lg_tensor y)
 {
-    LG_NET_RECORD(n, copy_rows, .x = samples_of(x), .y = samples_of(y));
+    if (x.stride[1] == x.dim[2] && y.stride[1] == y.dim[2]) {
+        LG_NET_RECORD(n, copy_rows, .x = samples_of(x), .y = samples_of(y));
+        return;
+    }
+    for (int64_t b = 0; b < x.dim[0]; b++)
+        LG_NET_RECORD(n, copy_rows, .x = tokens_of(x, b), .y = tokens_of(y, b));
 }
 
 lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count)
@@ -364,11 +377,17 @@ lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count
     return y;
 }
 
+/* All tokens, a row each, as far apart as they are. */
+static lg_tensor rows_apart(lg_tensor t)
+{
+    lg_tensor rows = lg_at(t, 0, lg_t2(NULL, t.dtype, t.dim[0] * t.dim[1], t.dim[2]));
+    rows.stride[0] = lg_row_stride(&t, 2);
+    return rows;
+}
+
 void lg_net_copy_features(lg_net *n, lg_tensor x, lg_tensor y)
 {
-    lg_tensor rows = lg_at(y, 0, lg_t2(NULL, y.dtype, y.dim[0] * y.dim[1], y.dim[2]));
-    rows.stride[0] = lg_row_stride(&y, 2);
-    LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(x), .y = rows);
+    LG_NET_RECORD(n, copy_rows, .x = rows_apart(x), .y = rows_apart(y));
 }
 
 /* Of angles (2, T, p) the first table, cosines, or the second one. */
@@ -405,8 +424,9 @@ lg_tensor lg_net_head_norms(lg_net *n, lg_tensor x, const struct lg_head_norms *
     lg_tensor w = lg_net_packed_param(n, lg_net_parts_of(&layer, name, ".weight"), LG_NET_ONE,
                                       lg_t1(NULL, n->type, l->n_norms * l->d))
                       .w;
-    if (!y.rank) y = lg_net_value(n, "head norms", x);
-    LG_NET_RECORD(n, rms_norm_forward, .x = lg_split(x, 2, l->d),
+    const int64_t width = l->n_norms * l->heads * l->d;
+    if (!y.rank) y = lg_net_value(n, "head norms", lg_net_with_last(x, width));
+    LG_NET_RECORD(n, rms_norm_forward, .x = lg_split(lg_slice(x, 2, 0, width), 2, l->d),
                   .w = lg_at(w, 0, lg_t2(NULL, n->type, l->n_norms, l->d)),
                   .cos = angle_table(l->angles, 0), .sin = angle_table(l->angles, 1),
                   .y = lg_split(y, 2, l->d), .each = (int)l->heads, .eps = l->eps);

@@ -98,7 +98,7 @@ struct lg_layer {
     int n_parts;
     bool no_bias;
     lg_tensor
-        y; /* where the result goes, a part of a value; LG_NONE: it is a value of its own. Without activation or parts */
+        y; /* where the result goes, a part of a value; LG_NONE: it is a value of its own. Without activation */
 };
 /* act(x w^T + b) over the last dimension of x; NAME.weight and NAME.bias. Linears that the net's adapter takes have its two
  * narrow ones beside them (adapter.h), here and below: no description knows of it. */
@@ -174,18 +174,18 @@ struct lg_attention {
 lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);
 
 /* Tokens of several streams in one value (B, T + S, F), for one attention: each stream's are a part of every sample.
- * x (B, T, F) to y, such a part of it; and tokens [from, from + count) of x (B, T, F) as a value of its own. */
+ * x (B, T, F), perhaps some of a token's features, to y, such a part of it; and tokens [from, from + count) of x (B, T, F) as a value of its own. */
 void lg_net_copy_tokens(lg_net *n, lg_tensor x, lg_tensor y);
 lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count);
-/* x (B, T, F) to features y of a wider value. */
+/* x (B, T, F), which may be features of a wider value, to y, which may be such, too. */
 void lg_net_copy_features(lg_net *n, lg_tensor x, lg_tensor y);
 /* Two values side by side along their last dimension, all others alike: a new one. */
 lg_tensor lg_net_side_by_side(lg_net *n, lg_tensor a, lg_tensor b);
 /* Rotary positions: of packed x (B, T, h d) the first `turned` vectors of d turned by their token's angles (2, T, d / 2),
  * cosines, then sines; the others as they are. */
 lg_tensor lg_net_rope(lg_net *n, lg_tensor x, int64_t turned, lg_tensor angles);
-/* RMSNorm over d of the heads of packed x (B, T, parts H d): of part i < n_norms by NAME<norm i>.weight (d), which are then
- * turned where there are angles; the other parts are copied. y: where to, tokens as above, or LG_NONE: a new value. */
+/* RMSNorm over d of the heads of the first n_norms parts of packed x (B, T, parts H d): of part i by NAME<norm i>.weight (d); they
+ * are then turned where there are angles. y: where to, (B, T, n_norms H d), or LG_NONE: a new value. */
 struct lg_head_norms {
     const char *const *norms;
     int n_norms;
@@ -220,6 +220,8 @@ lg_tensor lg_net_place_attention(lg_net *n, lg_tensor x, const struct lg_clip_at
 extern int64_t lg_net_place_heads_max;
 /* All tokens among each other, of packed q, k, v of own tokens (B, T, 3 H d); a split sequence by Ulysses: (B, T, H d). */
 lg_tensor lg_net_attend_packed(lg_net *n, lg_tensor packed, int64_t heads);
+/* The same of queries and keys that were normed, qk (B, T, 2 H d), and the values of what is packed. */
+lg_tensor lg_net_attend_normed(lg_net *n, lg_tensor qk, lg_tensor packed, int64_t heads);
 
 /* Of a sequence that is split, for other attentions; `cut` is that of their tokens, along dimension 1. */
 bool lg_net_is_split(const lg_net *n);

@@ -120,7 +120,7 @@ static lg_tensor mixed_parts(lg_net *n, lg_tensor x, const struct lg_layer *l,
                              const struct lg_matrix *w, lg_tensor bias, const char *name)
 {
     const int64_t each = l->out / l->n_parts;
-    lg_tensor y = lg_net_value(n, name, lg_net_with_last(x, l->out));
+    lg_tensor y = l->y.rank ? l->y : lg_net_value(n, name, lg_net_with_last(x, l->out));
     for (int i = 0; i < l->n_parts; i++) {
         const struct adapted a = {name, l->parts + i, 1, each, 0, each};
         lg_tensor part = part_of(n, x, l, w, a, i * each, bias);
@@ -135,7 +135,7 @@ lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *n
     char name[LG_PARAM_NAME_BYTES];
     struct lg_matrix w;
     struct beside b = {.act = l.act, .y = l.y};
-    LG_ASSERT(!l.y.rank || (l.act == LG_ACT_NONE && !l.parts));
+    LG_ASSERT(!l.y.rank || l.act == LG_ACT_NONE);
     LG_NET_FORMAT(name, name_fmt);
     weights_of(n, &l, x.dim[x.rank - 1], name, &w, &b.bias);
     const struct lg_of_parts of = lg_net_parts_of(&l, name, "");

@@ -78,6 +78,20 @@ lg_tensor lg_net_attend_packed(lg_net *n, lg_tensor packed, int64_t heads)
     return lg_net_all_heads(n, o, &n->tokens, heads);
 }
 
+lg_tensor lg_net_attend_normed(lg_net *n, lg_tensor qk, lg_tensor packed, int64_t heads)
+{
+    const int64_t D = packed.dim[2] / 3, d = D / heads;
+    const lg_tensor v = lg_slice(packed, 2, 2 * D, D);
+    if (!lg_net_is_split(n))
+        return lg_net_attention(n, (struct lg_attention){.q = lg_net_heads(qk, heads, d, 0),
+                                                         .k = lg_net_heads(qk, heads, d, 1),
+                                                         .v = lg_split(v, 2, d)});
+    lg_tensor all = lg_net_value(n, "q, k, v", packed);
+    lg_net_copy_features(n, qk, lg_slice(all, 2, 0, 2 * D));
+    lg_net_copy_features(n, v, lg_slice(all, 2, 2 * D, D));
+    return lg_net_attend_packed(n, all, heads);
+}
+
 static lg_tensor fastseq(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
                          const char *name)
 {

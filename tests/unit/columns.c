@@ -190,9 +190,9 @@ static void run_rope(struct column_call *c)
     for (int64_t i = 0; i < 2 * ROWS * c->n; i++) out[i % 2][i / 2] = y[i];
 }
 
-/* Two samples of a token with three vectors, the last one copied. */
-#define VECTORS_IN(k)  lg_t4(c->in[k], LG_F32, 2, 1, ROWS / 2, c->n)
-#define VECTORS_OUT(k) lg_t4(c->out[k], LG_F32, 2, 1, ROWS / 2, c->n)
+/* Two samples of a token with two vectors. */
+#define VECTORS_IN(k)  lg_t4(c->in[k], LG_F32, 2, 1, 2, c->n)
+#define VECTORS_OUT(k) lg_t4(c->out[k], LG_F32, 2, 1, 2, c->n)
 
 static void run_rms_norm_forward(struct column_call *c)
 {
@@ -207,19 +207,19 @@ static void run_rms_norm_forward(struct column_call *c)
 /* Variant 1 adds. */
 static void run_rms_norm_backward(struct column_call *c)
 {
-    copy_in(c, 0, 3, ROWS);
+    copy_in(c, 0, 3, 4);
     copy_in(c, 1, 4, 2);
-    lg_rms_norm_backward(c->stream, &(struct lg_rms_norm_backward_args){
-                                        .dy = VECTORS_IN(0),
-                                        .kept = lg_t3(c->in[1], LG_F32, 2, 1, 2 * c->n),
-                                        .w = MOD_IN(2),
-                                        .rstd = lg_t3(g_rstd, LG_F32, 2, 1, 2),
-                                        .dx = VECTORS_OUT(0),
-                                        .dw = MOD_OUT(1),
-                                        .dbias = lg_t1(c->out[2], LG_F32, (ROWS / 2) * c->n),
-                                        .each = 1,
-                                        .accumulate = c->variant,
-                                        .accumulate_dw = c->variant});
+    lg_rms_norm_backward(
+        c->stream, &(struct lg_rms_norm_backward_args){.dy = VECTORS_IN(0),
+                                                       .x = VECTORS_IN(1),
+                                                       .w = MOD_IN(2),
+                                                       .rstd = lg_t3(g_rstd, LG_F32, 2, 1, 2),
+                                                       .dx = VECTORS_OUT(0),
+                                                       .dw = MOD_OUT(1),
+                                                       .dbias = lg_t1(c->out[2], LG_F32, 2 * c->n),
+                                                       .each = 1,
+                                                       .accumulate = c->variant,
+                                                       .accumulate_dw = c->variant});
 }
 
 static void run_layer_norm_forward(struct column_call *c)

@@ -127,7 +127,10 @@ BUILD(add_forward)
 BUILD(sum_rows)
 {
     struct lg_sum_rows_args a = {.accumulate = z->accumulate};
-    a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->D));
+    if (z->packed)
+        a.x = op_slice(r, op_pack(r, OP_SAMPLE, z->B, z->D + 24), NULL, 8, z->D, DIMS(z->B, z->D));
+    else
+        a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->D));
     a.y = op_out(r, "y", z->accumulate ? OP_FILLED : 0, DIMS(z->D));
     lg_sum_rows(r->stream, &a);
 }
@@ -210,15 +213,16 @@ static void angles_of(struct op_run *r, int64_t T, int64_t p, lg_tensor *ret_cos
 
 BUILD(rope)
 {
-    const int64_t p = z->d / 2, h = z->heads * (z->packed ? 2 : 1), all = z->T * h * z->d;
+    const int64_t p = z->d / 2, h = z->heads * (z->packed ? 2 : 1), all = h * z->d;
     struct lg_rope_args a = {.turned = (int)z->heads, .inverse = z->given};
     angles_of(r, z->T, p, &a.cos, &a.sin);
     const int64_t dim[] = {z->B, z->T, h, z->d};
     if (z->alias) {
         op_in_out(r, true, "y", OP_SAMPLE, &a.x, &a.y, 4, dim);
     } else {
-        a.x = op_slice(r, op_pack(r, OP_SAMPLE, z->B, all + 16), NULL, 8, all, 4, dim);
-        a.y = op_slice(r, op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, all + 8), "y", 0, all, 4, dim);
+        const int64_t tokens = z->B * z->T;
+        a.x = op_slice(r, op_pack(r, OP_SAMPLE, tokens, all + 16), NULL, 8, all, 4, dim);
+        a.y = op_slice(r, op_pack(r, OP_SAMPLE | OP_OUTPUT, tokens, all + 8), "y", 0, all, 4, dim);
     }
     lg_rope(r->stream, &a);
 }
@@ -333,39 +337,38 @@ BUILD(norm_residual_backward)
     lg_norm_residual_backward(r->stream, &a);
 }
 
-/* x, y and their like: samples a pack of 16 bytes apart. */
-static lg_tensor vectors_of(struct op_run *r, const struct shape *z, int flags, const char *name)
+/* x, y and their like, of so many vectors a token: tokens `gap` elements apart. */
+static lg_tensor vectors_of(struct op_run *r, const struct shape *z, int64_t vectors, int64_t gap,
+                            int flags, const char *name)
 {
-    const int64_t h = z->heads ? z->heads : 1, row = z->T * h * z->D;
-    struct op_pack p = op_pack(r, OP_SAMPLE | flags, z->B, row + 8);
-    return op_slice(r, p, name, 0, row, DIMS(z->B, z->T, h, z->D));
+    const int64_t row = vectors * z->D;
+    struct op_pack p = op_pack(r, OP_SAMPLE | flags, z->B * z->T, row + gap);
+    return op_slice(r, p, name, 0, row, DIMS(z->B, z->T, vectors, z->D));
 }
 
 BUILD(rms_norm_forward)
 {
     const int64_t g = z->groups ? z->groups : 1, each = z->count ? z->count : 1;
     struct lg_rms_norm_forward_args a = {.each = (int)each, .eps = 1e-6};
-    const int64_t h = z->heads ? z->heads : 1;
-    if (!z->alias) a.x = vectors_of(r, z, 0, NULL);
+    if (!z->alias) a.x = vectors_of(r, z, g * each, 8, 0, NULL);
     a.w = op_in(r, 0, 1, DIMS(g, z->D));
     if (z->given) angles_of(r, z->T, z->D / 2, &a.cos, &a.sin);
     if (z->alias)
-        op_in_out(r, true, "y", OP_SAMPLE, &a.x, &a.y, DIMS(z->B, z->T, h, z->D));
+        op_in_out(r, true, "y", OP_SAMPLE, &a.x, &a.y, DIMS(z->B, z->T, g * each, z->D));
     else
-        a.y = vectors_of(r, z, OP_OUTPUT, "y");
-    if (z->lse) {
-        a.rstd = op_out_typed(r, "rstd", r->stats, OP_SAMPLE, DIMS(z->B, z->T, g * each));
-        a.kept = op_out(r, "kept", OP_SAMPLE | OP_EXACT, DIMS(z->B, z->T, g * each * z->D));
-    }
+        a.y = vectors_of(r, z, g * each, 16, OP_OUTPUT, "y");
+    if (z->lse) a.rstd = op_out_typed(r, "rstd", r->stats, OP_SAMPLE, DIMS(z->B, z->T, g * each));
     lg_rms_norm_forward(r->stream, &a);
 }
 
-/* rstd of vectors of D elements, in memory of the caller's. */
-static double *rms_stats(const double *v, int64_t vectors, int64_t D)
+/* rstd of x's vectors, in memory of the caller's. */
+static double *rms_stats(const struct op_run *r, lg_tensor x)
 {
+    const int64_t n = x.dim[2], D = x.dim[3], vectors = x.dim[0] * x.dim[1] * n;
     double *rstd = calloc((size_t)vectors, sizeof *rstd);
     LG_ASSERT(rstd);
-    for (int64_t k = 0; k < vectors; k++, v += D) {
+    for (int64_t k = 0; k < vectors; k++) {
+        const double *v = op_values_of(r, x) + k / n * lg_row_stride(&x, 2) + k % n * D;
         double squares = 0;
         for (int64_t i = 0; i < D; i++) squares += v[i] * v[i];
         rstd[k] = 1 / sqrt(squares / (double)D + 1e-6);
@@ -380,12 +383,12 @@ BUILD(rms_norm_backward)
     struct lg_rms_norm_backward_args a = {
         .each = (int)each, .accumulate = z->accumulate, .accumulate_dw = z->dbias_filled};
     a.accumulate_dbias = z->dbias_filled;
-    const int64_t h = z->heads ? z->heads : 1;
-    a.kept = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, g * each * z->D));
-    if (!z->alias) a.dy = vectors_of(r, z, 0, NULL);
+    const int64_t h = g * each;
+    a.x = vectors_of(r, z, h, z->alias ? 0 : 24, 0, NULL);
+    if (!z->alias) a.dy = vectors_of(r, z, h, 8, 0, NULL);
     a.w = op_in(r, 0, 1, DIMS(g, z->D));
     if (z->given) angles_of(r, z->T, z->D / 2, &a.cos, &a.sin);
-    double *rstd = rms_stats(op_values_of(r, a.kept), z->B * z->T * g * each, z->D);
+    double *rstd = rms_stats(r, a.x);
     a.rstd = op_in_values(r, r->stats, OP_STATS, rstd, DIMS(z->B, z->T, g * each));
     free(rstd);
     /* What is added to lies side by side: packs are outputs of NaN. */
@@ -393,7 +396,7 @@ BUILD(rms_norm_backward)
         op_in_out(r, true, "dx", OP_SAMPLE, &a.dy, &a.dx, DIMS(z->B, z->T, h, z->D));
     else
         a.dx = filled ? op_out(r, "dx", OP_SAMPLE | filled, DIMS(z->B, z->T, h, z->D))
-                      : vectors_of(r, z, OP_OUTPUT, "dx");
+                      : vectors_of(r, z, h, 16, OP_OUTPUT, "dx");
     if (z->bias) a.dw = op_out(r, "dw", z->dbias_filled ? OP_FILLED : 0, DIMS(g, z->D));
     if (z->dbias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(h * z->D));
     lg_rms_norm_backward(r->stream, &a);

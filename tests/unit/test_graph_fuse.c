@@ -489,20 +489,25 @@ static void bias_before_a_reader_and_a_norm(void)
     lg_tensor a = small_act(f, r);
     end(small_mul(f, a, norm(r)));
 }
-/* A linear, 3 * width features a row, as three vectors a token, of which two are normed. */
+/* Vectors of D, w's rows norm one of a token each. */
+static lg_tensor norm_vectors(lg_tensor x)
+{
+    const lg_tensor shape = lg_tensor_of(NULL, x.dtype, 4, x.dim);
+    lg_tensor y = lg_graph_value(f->g, "n", shape);
+    lg_rms_norm_forward(f->s, &(struct lg_rms_norm_forward_args){
+                                  .x = x,
+                                  .w = small_wanted(f, "w", small_t2(f, x.dim[2], D)),
+                                  .y = y,
+                                  .each = 1,
+                                  .eps = 0.1});
+    return lg_at(y, 0, small_t3(f, B, T, x.dim[2] * D));
+}
+/* A linear, 2 * width features a row, as two vectors a token. */
 static void norm_of_vectors(int64_t rows, int64_t width)
 {
     lg_tensor x = small_wanted(f, "x", small_t2(f, rows, D));
-    lg_tensor y = small_linear(f, x, weight(3 * width, D), bias_of(3 * width), LG_ACT_NONE);
-    lg_tensor heads = lg_at(y, 0, lg_t4(NULL, f->type, B, T, 3, D));
-    lg_tensor n = lg_graph_value(f->g, "n", heads);
-    lg_rms_norm_forward(
-        f->s, &(struct lg_rms_norm_forward_args){.x = heads,
-                                                 .w = small_wanted(f, "w", small_t2(f, 2, D)),
-                                                 .y = n,
-                                                 .each = 1,
-                                                 .eps = 0.1});
-    end(lg_at(n, 0, small_t3(f, B, T, 3 * D)));
+    lg_tensor y = small_linear(f, x, weight(2 * width, D), bias_of(2 * width), LG_ACT_NONE);
+    end(norm_vectors(lg_at(y, 0, lg_t4(NULL, f->type, B, T, 2, D))));
 }
 static void bias_before_a_norm_of_vectors(void)
 {
@@ -511,6 +516,22 @@ static void bias_before_a_norm_of_vectors(void)
 static void bias_before_a_norm_of_vectors_of_other_rows(void)
 {
     norm_of_vectors(B * T * 2, D / 2);
+}
+/* Of packed q, k and v the norms have q and k, from feature `first` on, and attention has v, from `values` on. */
+static void attend_normed(int64_t first, int64_t values)
+{
+    lg_tensor qkv = small_linear(f, wanted("x"), weight(3 * D, D), bias_of(3 * D), LG_ACT_NONE);
+    lg_tensor qk = norm_vectors(lg_split(lg_slice(qkv, 2, first, 2 * D), 2, D));
+    end(small_attention(f, lg_slice(qk, 2, 0, D), lg_slice(qk, 2, D, D),
+                        lg_slice(qkv, 2, values, D), LG_NONE));
+}
+static void bias_of_packed_and_normed(void)
+{
+    attend_normed(0, 2 * D);
+}
+static void bias_of_values_in_front_of_what_is_normed(void)
+{
+    attend_normed(D, 0);
 }
 static void bias_before_an_activation(void)
 {
@@ -609,6 +630,8 @@ static void test_biases(void **state)
     OWN_BIASES(bias_before_a_reader_and_a_norm, 1);
     OWN_BIASES(bias_before_a_norm_of_vectors, 0);
     OWN_BIASES(bias_before_a_norm_of_vectors_of_other_rows, 1);
+    OWN_BIASES(bias_of_packed_and_normed, 0);
+    OWN_BIASES(bias_of_values_in_front_of_what_is_normed, 1);
     OWN_BIASES(bias_before_an_activation, 0);
     OWN_BIASES(bias_before_a_linear, 1);
     OWN_BIASES(bias_of_packed_attention, 0);

@@ -238,26 +238,45 @@ static void record_rms(lg_tensor x, lg_tensor w, lg_tensor y)
     lg_rms_norm_forward(
         f->s, &(struct lg_rms_norm_forward_args){.x = x, .w = w, .y = y, .each = 1, .eps = 0.1});
 }
-/* A part of each token's vectors and the others, as q and k of packed heads. */
+/* The first vectors of each token, as many as w has rows, which are added to the others: as q and k of packed heads. */
 static void rms_of(lg_tensor x, lg_tensor w)
 {
-    lg_tensor shape = lg_split(small_t3(f, B, T, 3 * D), 2, D);
-    lg_tensor y = lg_graph_value(f->g, "y", shape);
-    record_rms(lg_split(x, 2, D), w, y);
-    end(lg_at(y, 0, small_t3(f, B, T, 3 * D)));
+    const int64_t normed = w.dim[0] * D, all = x.dim[2];
+    lg_tensor y = lg_graph_value(f->g, "y", lg_split(small_t3(f, B, T, normed), 2, D));
+    record_rms(lg_split(lg_slice(x, 2, 0, normed), 2, D), w, y);
+    y = lg_at(y, 0, small_t3(f, B, T, normed));
+    if (normed == all) {
+        end(y);
+        return;
+    }
+    lg_tensor rest = lg_graph_value(f->g, "rest", small_t2(f, B * T, all - normed));
+    lg_tensor from = lg_at(x, normed, small_t2(f, B * T, all - normed));
+    from.stride[0] = all;
+    lg_copy_rows(f->s, &(struct lg_copy_rows_args){.x = from, .y = rest});
+    lg_tensor both = lg_graph_value(f->g, "both", small_t2(f, B * T, all));
+    lg_copy_rows(f->s, &(struct lg_copy_rows_args){.x = lg_at(y, 0, small_t2(f, B * T, normed)),
+                                                   .y = lg_slice(both, 1, 0, normed)});
+    lg_copy_rows(
+        f->s, &(struct lg_copy_rows_args){.x = rest, .y = lg_slice(both, 1, normed, all - normed)});
+    end(lg_at(both, 0, small_t3(f, B, T, all)));
 }
 static void rms_norm_of_a_parameter(void)
 {
-    rms_of(small_wanted(f, "x", small_t3(f, B, T, 3 * D)), small_wanted(f, "w", small_t2(f, 2, D)));
+    rms_of(small_wanted(f, "x", small_t3(f, B, T, 2 * D)), small_wanted(f, "w", small_t2(f, 2, D)));
 }
 static void rms_norm_of_what_was_made(void)
 {
     lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, T, 3 * D)));
     rms_of(x, small_wanted(f, "w", small_t2(f, 3, D)));
 }
+static void rms_norm_of_a_part(void)
+{
+    lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, T, 3 * D)));
+    rms_of(x, small_wanted(f, "w", small_t2(f, 2, D)));
+}
 static void rms_norm_whose_input_is_frozen(void)
 {
-    rms_of(small_input(f, "x", small_t3(f, B, T, 3 * D)), small_wanted(f, "w", small_t2(f, 2, D)));
+    rms_of(small_input(f, "x", small_t3(f, B, T, 2 * D)), small_wanted(f, "w", small_t2(f, 2, D)));
 }
 static void rms_norm_whose_weight_is_frozen(void)
 {
@@ -268,7 +287,7 @@ static void rms_norm_whose_weight_is_frozen(void)
 static void rms_norm_turned(bool twice)
 {
     enum { d = D, P = d / 2 };
-    lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, T, 3 * D)));
+    lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, T, 2 * D)));
     lg_tensor w = small_wanted(f, "w", small_t2(f, 2, D)), heads = lg_split(x, 2, D), y[2];
     lg_tensor cosine = small_input(f, "cos", small_t2(f, T, P)),
               sine = small_input(f, "sin", small_t2(f, T, P));
@@ -279,7 +298,7 @@ static void rms_norm_turned(bool twice)
             &(struct lg_rms_norm_forward_args){
                 .x = heads, .w = w, .cos = cosine, .sin = sine, .y = y[i], .each = 1, .eps = 0.1});
     }
-    end(twice ? small_mul(f, y[0], small_act(f, y[1])) : lg_at(y[0], 0, small_t3(f, B, T, 3 * D)));
+    end(twice ? small_mul(f, y[0], small_act(f, y[1])) : lg_at(y[0], 0, small_t3(f, B, T, 2 * D)));
 }
 static void rms_norm_that_turns(void)
 {
@@ -291,7 +310,7 @@ static void rms_norm_that_turns_one_twice(void)
 }
 static void rms_norm_of_one_twice(void)
 {
-    lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, T, 3 * D)));
+    lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, T, 2 * D)));
     lg_tensor w = small_wanted(f, "w", small_t2(f, 2, D)), heads = lg_split(x, 2, D), y[2];
     for (int i = 0; i < 2; i++) {
         y[i] = lg_graph_value(f->g, "y", heads);
@@ -299,16 +318,16 @@ static void rms_norm_of_one_twice(void)
     }
     end(small_mul(f, y[0], small_act(f, y[1])));
 }
-/* Two streams side by side in each sample of one value. */
+/* Two streams behind each other in one value. */
 static void rms_norms_into_one_value(void)
 {
     enum { L = 2 };
     lg_tensor both = lg_graph_value(f->g, "both", small_t3(f, B, T + L, D));
-    lg_tensor as = lg_split(both, 2, D);
     for (int i = 0; i < 2; i++) {
         lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, i ? L : T, D)));
-        record_rms(lg_split(x, 2, D), small_wanted(f, "w", small_t2(f, 1, D)),
-                   lg_slice(as, 1, i * T, i ? L : T));
+        lg_tensor heads = lg_split(x, 2, D);
+        record_rms(heads, small_wanted(f, "w", small_t2(f, 1, D)),
+                   lg_at(both, (i ? B * T : 0) * D, lg_tensor_of(NULL, x.dtype, 4, heads.dim)));
     }
     end(both);
 }
@@ -516,6 +535,7 @@ static const struct {
     CASE(norm_whose_input_is_frozen),
     CASE(rms_norm_of_a_parameter),
     CASE(rms_norm_of_what_was_made),
+    CASE(rms_norm_of_a_part),
     CASE(rms_norm_whose_input_is_frozen),
     CASE(rms_norm_whose_weight_is_frozen),
     CASE(rms_norm_of_one_twice),

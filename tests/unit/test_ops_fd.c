@@ -354,39 +354,37 @@ static void norm_modulate(void **state)
     norm_with(2, 3, 7, (struct norm_kind){.accumulate = true, .rms = true});
 }
 
-/* Tokens of h vectors in a buffer of wider samples; what lies between them stays. */
+/* Tokens of h vectors in a buffer of wider rows; what lies between them stays. */
 static lg_tensor vectors(double *v, int64_t B, int64_t T, int64_t h, int64_t D, int64_t stride)
 {
     lg_tensor t = T4(v, B, T, h, D);
-    t.stride[0] = stride;
+    t.stride[0] = T * stride, t.stride[1] = stride;
     return t;
 }
 
 struct rms {
     int64_t g;
     int each;
-    int64_t h, D;
+    int64_t D;
     bool accumulate, turned;
 };
 static void rms_norm_with(struct rms z)
 {
     enum { B = 2, T = 3 };
-    const int64_t g = z.g, h = z.h, D = z.D;
+    const int64_t g = z.g, D = z.D;
     const int each = z.each;
     const bool accumulate = z.accumulate;
-    const int64_t stride = T * h * D + 2, n = B * stride, normed = g * each;
+    const int64_t h = g * each, stride = h * D + 2, n = B * T * stride;
     double *x = normals(n), *w = normals(g * D), *y = zeros(n), *r = normals(n);
     double *angle = normals(T * D / 2), *sine = poison(T * D / 2);
-    double *kept = poison(B * T * normed * D);
-    double *rstd = poison(B * T * normed), *dx = accumulate ? normals(n) : zeros(n);
+    double *rstd = poison(B * T * h), *dx = accumulate ? normals(n) : zeros(n);
     double *dw = accumulate ? normals(g * D) : poison(g * D);
     const double *dx0 = accumulate ? copy_of(dx, n) : NULL;
     const double *dw0 = accumulate ? copy_of(dw, g * D) : NULL;
     struct lg_rms_norm_forward_args f = {.x = vectors(x, B, T, h, D, stride),
                                          .w = T2(w, g, D),
                                          .y = vectors(y, B, T, h, D, stride),
-                                         .rstd = T3(rstd, B, T, normed),
-                                         .kept = T3(kept, B, T, normed * D),
+                                         .rstd = T3(rstd, B, T, h),
                                          .each = each,
                                          .eps = 1e-2};
     for (int64_t i = 0; i < T * D / 2; i++) sine[i] = sin(angle[i]), angle[i] = cos(angle[i]);
@@ -395,7 +393,7 @@ static void rms_norm_with(struct rms z)
     run_rms_norm_forward(&f);
     lg_rms_norm_backward(g_stream,
                          &(struct lg_rms_norm_backward_args){.dy = vectors(r, B, T, h, D, stride),
-                                                             .kept = f.kept,
+                                                             .x = f.x,
                                                              .w = f.w,
                                                              .cos = f.cos,
                                                              .sin = f.sin,
@@ -411,11 +409,11 @@ static void rms_norm_with(struct rms z)
 
 static void rms_norm(void **state)
 {
-    rms_norm_with((struct rms){1, 1, 1, 5, false, false});
-    rms_norm_with((struct rms){2, 2, 5, 3, true, false});
-    rms_norm_with((struct rms){2, 1, 3, 4, false, false});
-    rms_norm_with((struct rms){2, 2, 5, 4, false, true});
-    rms_norm_with((struct rms){1, 3, 3, 6, false, true});
+    rms_norm_with((struct rms){1, 1, 5, false, false});
+    rms_norm_with((struct rms){2, 2, 3, true, false});
+    rms_norm_with((struct rms){2, 1, 4, false, false});
+    rms_norm_with((struct rms){2, 2, 4, false, true});
+    rms_norm_with((struct rms){1, 3, 6, false, true});
 }
 
 static void layer_norm_with(int64_t M, int64_t D, bool accumulate)
@@ -778,11 +776,12 @@ static void unpatchify(void **state)
 /* The gradient is the turn by the negative angles, and a copy of what was copied; samples lie apart. */
 static void rope(void **state)
 {
-    enum { B = 2, T = 3, H = 3, P = 3, EACH = T * H * 2 * P, WIDE = EACH + 4, n = B * EACH };
-    double *x = normals(B * WIDE), *y = poison(n), *r = normals(n), *dx = zeros(B * WIDE);
+    enum { B = 2, T = 3, H = 3, P = 3, EACH = H * 2 * P, WIDE = EACH + 4, ALL = B * T };
+    enum { n = ALL * EACH };
+    double *x = normals(ALL * WIDE), *y = poison(n), *r = normals(n), *dx = zeros(ALL * WIDE);
     double *cosine = normals(T * P), *sine = normals(T * P);
-    const lg_tensor apart = slice(x, B, WIDE, 2, EACH), d_apart = slice(dx, B, WIDE, 2, EACH);
-    struct lg_rope_args f = {.x = lg_split(lg_split(apart, 1, H * 2 * P), 2, 2 * P),
+    const int64_t dim[] = {B, T, H, 2 * P};
+    struct lg_rope_args f = {.x = heads(x, dim, WIDE, 2),
                              .cos = T2(cosine, T, P),
                              .sin = T2(sine, T, P),
                              .y = T4(y, B, T, H, 2 * P),
@@ -790,10 +789,10 @@ static void rope(void **state)
     struct loss l = {run_rope, &f, y, r, n};
     struct lg_rope_args b = f;
     b.x = T4(r, B, T, H, 2 * P);
-    b.y = lg_split(lg_split(d_apart, 1, H * 2 * P), 2, 2 * P);
+    b.y = heads(dx, dim, WIDE, 2);
     b.inverse = true;
     lg_rope(g_stream, &b);
-    check("dx and what lies between", &l, x, B * WIDE, dx, NULL);
+    check("dx and what lies between", &l, x, ALL * WIDE, dx, NULL);
 }
 
 /* L is the weighted sum of the samples' losses; the void sample holds NaN and gives 0. */
