@@ -21,27 +21,29 @@ template <typename T> struct sums_args {
     int64_t M, N, stride, rows;
 };
 template <typename T, int P, lg_act ACT>
-static __global__ void __launch_bounds__(THREADS, 4) partial_sums_kernel(const sums_args<T> a)
+static __global__ void __launch_bounds__(THREADS, ACT != LG_ACT_NONE ? 4 : 6)
+    partial_sums_kernel(const sums_args<T> a)
 {
     constexpr bool CHANGES = ACT != LG_ACT_NONE;
     __shared__ float sums[WARPS][WARP * P];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    int64_t c = ((int64_t)blockIdx.x * WARP + lane) * P, last = (blockIdx.y + 1) * a.rows;
+    const int64_t c = ((int64_t)blockIdx.x * WARP + lane) * P, begin = blockIdx.y * a.rows;
+    const int rows = (int)min(a.rows, a.M - begin); /* of the chunk */
+    T *of_chunk = a.x + begin * a.stride + c;
+    const T *pre_of_chunk = CHANGES ? a.pre + begin * a.stride + c : nullptr;
     float sum[P] = {};
-    if (last > a.M) last = a.M;
-    for (int64_t first = blockIdx.y * a.rows + warp; c < a.N && first < last;
-         first += WARPS * AT_ONCE) {
+    for (int first = warp; c < a.N && first < rows; first += WARPS * AT_ONCE) {
         pack<T, P> x[AT_ONCE], pre[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            int64_t m = first + i * WARPS;
-            if (m < last) x[i] = *(const pack<T, P> *)(a.x + m * a.stride + c);
-            if (CHANGES && m < last) pre[i] = *(const pack<T, P> *)(a.pre + m * a.stride + c);
+            const int m = first + i * WARPS;
+            if (m < rows) x[i] = *(const pack<T, P> *)(of_chunk + m * a.stride);
+            if (CHANGES && m < rows) pre[i] = *(const pack<T, P> *)(pre_of_chunk + m * a.stride);
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            int64_t m = first + i * WARPS;
-            if (m >= last) break;
+            const int m = first + i * WARPS;
+            if (m >= rows) break;
             float v[P];
 #pragma unroll
             for (int e = 0; e < P; e++) {
@@ -49,7 +51,7 @@ static __global__ void __launch_bounds__(THREADS, 4) partial_sums_kernel(const s
                 if (CHANGES) v[e] *= act_slope<T>(ACT, to_float(pre[i].v[e]));
                 sum[e] += v[e];
             }
-            if (CHANGES) store<T, P>(a.x + m * a.stride + c, v);
+            if (CHANGES) store<T, P>(of_chunk + m * a.stride, v);
         }
     }
 #pragma unroll

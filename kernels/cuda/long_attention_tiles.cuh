@@ -94,17 +94,16 @@ static __device__ __forceinline__ const tensor_maps &stream_of(const streams &x,
     if (second) at.token -= x.first;
     return x.of[second];
 }
-/* A box of rows of a tile of ROWS, from `row` on. */
+/* A box of rows, all of one stream, of a tile of ROWS, from `row` on. */
 template <int D, int ROWS>
-static __device__ __forceinline__ void fetch_rows(uint32_t to, int row, const streams &from,
+static __device__ __forceinline__ void fetch_rows(uint32_t to, int row, const tensor_maps &from,
                                                   place at, uint32_t barrier)
 {
     using P = panels<D>;
-    const tensor_maps &maps = stream_of(from, at);
 #pragma unroll
     for (int p = 0; p < P::COUNT; p++)
-        fetch_box(to + p * ROWS * ROW + row * ROW, &maps.main, p * COLUMNS, at, barrier);
-    if (P::REST) fetch_box(rest_of<D, ROWS>(to, row), &maps.rest, P::COUNT * COLUMNS, at, barrier);
+        fetch_box(to + p * ROWS * ROW + row * ROW, &from.main, p * COLUMNS, at, barrier);
+    if (P::REST) fetch_box(rest_of<D, ROWS>(to, row), &from.rest, P::COUNT * COLUMNS, at, barrier);
 }
 /* The tile of ROWS rows from `at` to shared memory; the barrier is told. WHOLE: no tile has rows of both streams, which takes
  * fewer registers. */
@@ -112,14 +111,20 @@ template <int D, int ROWS, bool WHOLE>
 static __device__ __forceinline__ void fetch_tile(uint32_t to, const tile_maps &from, place at,
                                                   uint32_t barrier)
 {
-    if (WHOLE) return fetch_rows<D, ROWS>(to, 0, from.whole, at, barrier);
+    if (WHOLE) {
+        const tensor_maps &maps = stream_of(from.whole, at);
+        return fetch_rows<D, ROWS>(to, 0, maps, at, barrier);
+    }
     const int first = from.whole.first;
     const bool in_one = at.token >= first || at.token + ROWS <= first;
     const streams &by = in_one ? from.whole : from.some;
     const int step = in_one ? ROWS : SOME_ROWS;
 #pragma unroll 1
-    for (int row = 0; row < ROWS; row += step, at.token += step)
-        fetch_rows<D, ROWS>(to, row, by, at, barrier);
+    for (int row = 0; row < ROWS; row += step, at.token += step) {
+        place within = at;
+        const tensor_maps &maps = stream_of(by, within);
+        fetch_rows<D, ROWS>(to, row, maps, within, barrier);
+    }
 }
 /* 16 rows of a tile of ROWS, from `row` on, the other way, in the thread's group that puts_end() closes. */
 template <int D, int ROWS>

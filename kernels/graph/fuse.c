@@ -209,6 +209,7 @@ static void fuse_packed_bias(lg_graph *g, int n)
     lg_sum_rows(&g->stream, &sum);
     g->block = block;
     lg_graph_move(g, g->n_nodes - 1, n);
+    lg_graph_index_again(g); /* the other weights' gradients are yet to come */
 }
 
 /* What is added to a sum comes in its turn. */

@@ -518,20 +518,26 @@ static void bias_before_a_norm_of_vectors_of_other_rows(void)
     norm_of_vectors(B * T * 2, D / 2);
 }
 /* Of packed q, k and v the norms have q and k, from feature `first` on, and attention has v, from `values` on. */
-static void attend_normed(int64_t first, int64_t values)
+static void attend_normed(lg_tensor x, int64_t first, int64_t values)
 {
-    lg_tensor qkv = small_linear(f, wanted("x"), weight(3 * D, D), bias_of(3 * D), LG_ACT_NONE);
+    lg_tensor qkv = small_linear(f, x, weight(3 * D, D), bias_of(3 * D), LG_ACT_NONE);
     lg_tensor qk = norm_vectors(lg_split(lg_slice(qkv, 2, first, 2 * D), 2, D));
     end(small_attention(f, lg_slice(qk, 2, 0, D), lg_slice(qk, 2, D, D),
                         lg_slice(qkv, 2, values, D), LG_NONE));
 }
 static void bias_of_packed_and_normed(void)
 {
-    attend_normed(0, 2 * D);
+    attend_normed(wanted("x"), 0, 2 * D);
 }
 static void bias_of_values_in_front_of_what_is_normed(void)
 {
-    attend_normed(D, 0);
+    attend_normed(wanted("x"), D, 0);
+}
+/* Whose gradient comes behind one that is summed in two places. */
+static void bias_before_a_gate_and_packed_ones(void)
+{
+    lg_tensor y = small_residual(f, wanted("x"), square(wanted("y"), LG_ACT_NONE), gate());
+    attend_normed(norm(y), 0, 2 * D);
 }
 static void bias_before_an_activation(void)
 {
@@ -632,6 +638,7 @@ static void test_biases(void **state)
     OWN_BIASES(bias_before_a_norm_of_vectors_of_other_rows, 1);
     OWN_BIASES(bias_of_packed_and_normed, 0);
     OWN_BIASES(bias_of_values_in_front_of_what_is_normed, 1);
+    OWN_BIASES(bias_before_a_gate_and_packed_ones, 0);
     OWN_BIASES(bias_before_an_activation, 0);
     OWN_BIASES(bias_before_a_linear, 1);
     OWN_BIASES(bias_of_packed_attention, 0);
