@@ -92,7 +92,7 @@ TENSOR_CORE(fp16, "f16")
 
 /* ---- a warpgroup of keys ---- */
 
-template <typename T, int D> struct key_side {
+template <typename T, int D, bool TWO> struct key_side {
     using L = backward_layout<D>;
     using DQ = dq_parts<D>;
     static constexpr int QUERIES = L::QUERIES, S = QUERIES / 2, P = QUERIES / 4;
@@ -262,8 +262,8 @@ template <typename T, int D> struct key_side {
         __syncwarp();
         if (lane == 0) {
             at.token += row;
-            put_rows<D, KEYS>(a.dk, at, k, row);
-            put_rows<D, KEYS>(a.dv, at, v, row);
+            put_rows<D, KEYS, TWO>(a.dk, at, k, row);
+            put_rows<D, KEYS, TWO>(a.dv, at, v, row);
             puts_end();
             puts_wait<0>();
             mbarrier_arrive(came<L::KV_STAGES>(shared + L::K_CAME, n) + 8);
@@ -388,7 +388,7 @@ template <typename T, int D> struct query_side {
     }
 };
 
-template <typename T, int D>
+template <typename T, int D, bool TWO>
 static __global__ void __launch_bounds__(THREADS, 1)
     long_backward_kernel(const __grid_constant__ backward_args a)
 {
@@ -412,7 +412,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x < GROUP) {
         registers_give<LOADER_REGISTERS>();
         if (threadIdx.x == LOAD_WARP * WARP)
-            a.whole ? produce<D, true>(a, shared) : produce<D, false>(a, shared);
+            !TWO      ? produce<D, OF_ONE>(a, shared)
+            : a.whole ? produce<D, WHOLE>(a, shared)
+                      : produce<D, ANY>(a, shared);
         int adder = threadIdx.x / WARP - ADD_WARP;
         if (threadIdx.x % WARP == 0 && adder >= 0 && adder < ADDERS) add_up<D>(a, shared, adder);
     } else if (threadIdx.x >= (GROUPS + 1) * GROUP) {
@@ -420,7 +422,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         query_side<T, D>(a, shared).items();
     } else {
         registers_take<KEY_REGISTERS>();
-        key_side<T, D>(a, shared).items();
+        key_side<T, D, TWO>(a, shared).items();
     }
 }
 
@@ -434,7 +436,7 @@ static int together_of(const struct lg_attention_backward_args *a)
     int64_t bytes = a->q.dim[1] * a->q.dim[3] * 8, n = (16 << 20) / bytes;
     return (int)LG_MAX(1, LG_MIN(n, a->q.dim[0] * a->q.dim[2]));
 }
-template <typename T, int D>
+template <typename T, int D, bool TWO>
 static void launch(lg_stream *stream, const struct lg_attention_backward_args *a)
 {
     using L = backward_layout<D>;
@@ -466,17 +468,20 @@ static void launch(lg_stream *stream, const struct lg_attention_backward_args *a
     z.whole = all_whole(z.q, L::QUERIES) && all_whole(z.k, KEYS);
     prepare<T, D>(cuda, a, scratch);
     unsigned grid = (unsigned)LG_MIN(multiprocessors, B * H * parts * tiles);
-    LG_CUDA(cudaFuncSetAttribute(long_backward_kernel<T, D>,
+    LG_CUDA(cudaFuncSetAttribute(long_backward_kernel<T, D, TWO>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
-    long_backward_kernel<T, D><<<grid, THREADS, L::BYTES, cuda>>>(z);
+    long_backward_kernel<T, D, TWO><<<grid, THREADS, L::BYTES, cuda>>>(z);
     LG_CUDA_LAUNCHED();
     take_sums<T, D>(cuda, a, scratch);
 }
 template <typename T>
 static void launch_for(lg_stream *s, const struct lg_attention_backward_args *a)
 {
-    int64_t d = a->q.dim[3];
-    d == 64 ? launch<T, 64>(s, a) : d == 72 ? launch<T, 72>(s, a) : launch<T, 128>(s, a);
+    const int64_t d = a->q.dim[3];
+    const bool two = lie_apart(a->q, a->first_queries, a->first_keys);
+    if (d == 64) return two ? launch<T, 64, true>(s, a) : launch<T, 64, false>(s, a);
+    if (d == 72) return two ? launch<T, 72, true>(s, a) : launch<T, 72, false>(s, a);
+    two ? launch<T, 128, true>(s, a) : launch<T, 128, false>(s, a);
 }
 
 bool cuda_long_attention_takes(const lg_cuda_device *gpu,

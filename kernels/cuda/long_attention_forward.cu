@@ -131,43 +131,45 @@ static __device__ __forceinline__ void fetch_pair(const forward_args &a, rings<D
     fetch(shared + L::V + r.v.at * L::TILE, a.v, r.v.came());
     r.v.next();
 }
-/* WHOLE: no tile of keys has those of both streams. Then each stream's have a loop, with descriptions whose addresses are
- * known: to choose between them cost 3 to 4 %. */
-template <int D, bool LENGTHS, bool WHOLE>
+/* Of one stream, or of two whose keys' tiles are WHOLE, each stream's keys have a loop, with descriptions whose addresses are
+ * known: to choose between them for every tile cost 3 to 4 %. */
+template <int D, bool LENGTHS, tiles_kind KIND>
 static __device__ __forceinline__ void produce(const forward_args &a, uint32_t shared)
 {
     using L = forward_layout<D>;
+    constexpr tiles_kind QUERIES_KIND = KIND == OF_ONE ? OF_ONE : ANY;
     rings<D> r(shared);
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
         int head = item / a.tiles;
         place at = {item % a.tiles * L::QUERIES, head % a.H, head / a.H};
         r.q.wait_free();
         mbarrier_expect(r.q.came(), L::Q_TILE);
-        fetch_tile<D, L::QUERIES, LENGTHS>(shared + r.q.at * L::Q_TILE, a.q, at, r.q.came());
+        fetch_tile<D, L::QUERIES, QUERIES_KIND>(shared + r.q.at * L::Q_TILE, a.q, at, r.q.came());
         r.q.next();
         int keys = LENGTHS ? keys_of(a.lengths, at.sample, a.Tk) : a.Tk;
         at.token = (keys - 1) / KEYS * KEYS;
-        if (WHOLE) {
-            const int first = LENGTHS ? ONE_STREAM : a.k.whole.first;
+        if (KIND == WHOLE) {
+            const int first = a.k.whole.first;
             for (; at.token >= first; at.token -= KEYS) {
                 const place within = {at.token - first, at.head, at.sample};
-                fetch_pair<D>(a, r, shared,
-                              [&](uint32_t to, const tile_maps &from, uint32_t barrier) {
-                                  fetch_rows<D, KEYS>(to, 0, from.whole.of[1], within, barrier);
-                              });
+                fetch_pair<D>(a, r, shared, [&](uint32_t to, const tile_maps &from, uint32_t came) {
+                    fetch_rows<D, KEYS>(to, 0, from.whole.of[1], within, came);
+                });
             }
-            for (; at.token >= 0; at.token -= KEYS)
-                fetch_pair<D>(a, r, shared,
-                              [&](uint32_t to, const tile_maps &from, uint32_t barrier) {
-                                  fetch_rows<D, KEYS>(to, 0, from.whole.of[0], at, barrier);
-                              });
-        } else {
-            for (; at.token >= 0; at.token -= KEYS)
-                fetch_pair<D>(a, r, shared,
-                              [&](uint32_t to, const tile_maps &from, uint32_t barrier) {
-                                  fetch_tile<D, KEYS, false>(to, from, at, barrier);
-                              });
         }
+        if (KIND ==
+            OF_ONE) /* the other way of counting spills registers here, and this one there */
+            for (int i = (keys - 1) / KEYS; i >= 0; i--) {
+                const place within = {i * KEYS, at.head, at.sample};
+                fetch_pair<D>(a, r, shared, [&](uint32_t to, const tile_maps &from, uint32_t came) {
+                    fetch_tile<D, KEYS, OF_ONE>(to, from, within, came);
+                });
+            }
+        else
+            for (; at.token >= 0; at.token -= KEYS)
+                fetch_pair<D>(a, r, shared, [&](uint32_t to, const tile_maps &from, uint32_t came) {
+                    fetch_tile<D, KEYS, KIND == ANY ? ANY : OF_ONE>(to, from, at, came);
+                });
     }
 }
 
@@ -374,7 +376,7 @@ static __device__ __forceinline__ void attend(const forward_args &a, float (&o)[
     warp_arrive(r.v.free());
     r.v.next();
 }
-template <typename T, int D, bool LENGTHS>
+template <typename T, int D, bool LENGTHS, bool TWO>
 static __device__ __forceinline__ void consume(const forward_args &a, uint32_t shared, int group)
 {
     using L = forward_layout<D>;
@@ -400,7 +402,7 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
         if (lane == 0) {
-            put_rows<D, L::QUERIES>(a.o, at, tile, row);
+            put_rows<D, L::QUERIES, TWO>(a.o, at, tile, row);
             puts_end();
         }
         if (a.has_low) {
@@ -412,7 +414,7 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
             if (lane == 0) {
-                put_rows<D, L::QUERIES>(a.o_low, at, tile, row);
+                put_rows<D, L::QUERIES, TWO>(a.o_low, at, tile, row);
                 puts_end();
             }
         }
@@ -434,7 +436,7 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
     if (lane == 0) puts_done();
 }
 
-template <typename T, int D, bool LENGTHS>
+template <typename T, int D, bool LENGTHS, bool TWO>
 static __global__ void __launch_bounds__(forward_layout<D>::THREADS, 1)
     long_forward_kernel(const __grid_constant__ forward_args a)
 {
@@ -453,17 +455,18 @@ static __global__ void __launch_bounds__(forward_layout<D>::THREADS, 1)
     if (threadIdx.x < GROUP) {
         registers_give<L::LOADER_REGISTERS>();
         if (threadIdx.x == 0)
-            LENGTHS || a.whole_keys ? produce<D, LENGTHS, true>(a, shared)
-                                    : produce<D, LENGTHS, false>(a, shared);
+            !TWO           ? produce<D, LENGTHS, OF_ONE>(a, shared)
+            : a.whole_keys ? produce<D, LENGTHS, WHOLE>(a, shared)
+                           : produce<D, LENGTHS, ANY>(a, shared);
     } else {
         registers_take<L::REGISTERS>();
-        consume<T, D, LENGTHS>(a, shared, threadIdx.x / GROUP - 1);
+        consume<T, D, LENGTHS, TWO>(a, shared, threadIdx.x / GROUP - 1);
     }
 }
 
 /* ---- on the host ---- */
 
-template <typename T, int D, bool LENGTHS>
+template <typename T, int D, bool LENGTHS, bool TWO>
 static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
 {
     using L = forward_layout<D>;
@@ -487,19 +490,20 @@ static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
                       (int)(a->q.dim[0] * a->q.dim[2]) * tiles};
     f.whole_keys = all_whole(f.k, KEYS);
     unsigned blocks = (unsigned)(f.items < multiprocessors ? f.items : multiprocessors);
-    LG_CUDA(cudaFuncSetAttribute(long_forward_kernel<T, D, LENGTHS>,
+    LG_CUDA(cudaFuncSetAttribute(long_forward_kernel<T, D, LENGTHS, TWO>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
-    long_forward_kernel<T, D, LENGTHS><<<blocks, L::THREADS, L::BYTES, cuda>>>(f);
+    long_forward_kernel<T, D, LENGTHS, TWO><<<blocks, L::THREADS, L::BYTES, cuda>>>(f);
     LG_CUDA_LAUNCHED();
 }
 template <typename T>
 static void launch_for(lg_stream *s, const struct lg_attention_forward_args *a)
 {
-    int64_t d = a->q.dim[3];
-    if (a->k_length.data) return launch<T, 64, true>(s, a);
-    d == 64   ? launch<T, 64, false>(s, a)
-    : d == 72 ? launch<T, 72, false>(s, a)
-              : launch<T, 128, false>(s, a);
+    const int64_t d = a->q.dim[3];
+    const bool two = lie_apart(a->q, a->first_queries, a->first_keys);
+    if (a->k_length.data) return launch<T, 64, true, false>(s, a);
+    if (d == 64) return two ? launch<T, 64, false, true>(s, a) : launch<T, 64, false, false>(s, a);
+    if (d == 72) return two ? launch<T, 72, false, true>(s, a) : launch<T, 72, false, false>(s, a);
+    two ? launch<T, 128, false, true>(s, a) : launch<T, 128, false, false>(s, a);
 }
 
 bool cuda_long_attention_forward_takes(const lg_cuda_device *gpu,

@@ -104,8 +104,7 @@ static __device__ __forceinline__ void fetch_floats(uint32_t to, const float *fr
                  "l"(from), "r"(count * 4), "r"(barrier)
                  : "memory");
 }
-/* WHOLE: no tile has rows of both streams. */
-template <int D, bool WHOLE>
+template <int D, tiles_kind KIND>
 static __device__ __forceinline__ void produce(const backward_args &a, uint32_t shared)
 {
     using L = backward_layout<D>;
@@ -122,7 +121,7 @@ static __device__ __forceinline__ void produce(const backward_args &a, uint32_t 
         uint32_t barrier = came<KV>(shared + L::K_CAME, n);
         wait_free<KV>(shared + L::K_CAME, n);
         mbarrier_expect(barrier, L::KV_TILE);
-        fetch_tile<D, KEYS, WHOLE>(shared + L::K + n % KV * L::KV_TILE, a.k, z.at, barrier);
+        fetch_tile<D, KEYS, KIND>(shared + L::K + n % KV * L::KV_TILE, a.k, z.at, barrier);
 #pragma unroll 1
         for (int i = z.first; i < z.last; i++, m++) {
             place at = {i * L::QUERIES, z.at.head, z.at.sample};
@@ -130,20 +129,20 @@ static __device__ __forceinline__ void produce(const backward_args &a, uint32_t 
             barrier = came<2>(shared + L::Q_CAME, m);
             wait_free<2>(shared + L::Q_CAME, m);
             mbarrier_expect(barrier, L::Q_TILE + L::QUERIES * 4);
-            fetch_tile<D, L::QUERIES, WHOLE>(shared + L::Q + stage * L::Q_TILE, a.q, at, barrier);
+            fetch_tile<D, L::QUERIES, KIND>(shared + L::Q + stage * L::Q_TILE, a.q, at, barrier);
             fetch_floats(shared + L::LSE + stage * L::QUERIES * 4, a.scratch.minus_lse + rows,
                          L::QUERIES, barrier);
             if (i == z.first) {
                 barrier = came<KV>(shared + L::V_CAME, n);
                 wait_free<KV>(shared + L::V_CAME, n);
                 mbarrier_expect(barrier, L::KV_TILE);
-                fetch_tile<D, KEYS, WHOLE>(shared + L::V + n % KV * L::KV_TILE, a.v, z.at, barrier);
+                fetch_tile<D, KEYS, KIND>(shared + L::V + n % KV * L::KV_TILE, a.v, z.at, barrier);
             }
             barrier = came<2>(shared + L::DOUT_CAME, m);
             wait_free<2>(shared + L::DOUT_CAME, m);
             mbarrier_expect(barrier, L::Q_TILE + L::QUERIES * 4);
-            fetch_tile<D, L::QUERIES, WHOLE>(shared + L::DOUT + stage * L::Q_TILE, a.dout, at,
-                                             barrier);
+            fetch_tile<D, L::QUERIES, KIND>(shared + L::DOUT + stage * L::Q_TILE, a.dout, at,
+                                            barrier);
             fetch_floats(shared + L::SUMS + stage * L::QUERIES * 4, a.scratch.minus_sums + rows,
                          L::QUERIES, barrier);
         }

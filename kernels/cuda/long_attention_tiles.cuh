@@ -87,9 +87,12 @@ static __device__ __forceinline__ void put_box(const CUtensorMap *to, int column
                  "r"(column), "r"(at.head), "r"(at.token), "r"(at.sample), "r"(from)
                  : "memory");
 }
-/* What describes the rows from `at` on, which becomes their place within the stream. */
+/* What describes the rows from `at` on, which becomes their place within the stream. TWO: there may be a second one; without,
+ * addresses are known, which the kernels of one stream are 3 % faster for. */
+template <bool TWO>
 static __device__ __forceinline__ const tensor_maps &stream_of(const streams &x, place &at)
 {
+    if (!TWO) return x.of[0];
     const bool second = at.token >= x.first;
     if (second) at.token -= x.first;
     return x.of[second];
@@ -105,14 +108,15 @@ static __device__ __forceinline__ void fetch_rows(uint32_t to, int row, const te
         fetch_box(to + p * ROWS * ROW + row * ROW, &from.main, p * COLUMNS, at, barrier);
     if (P::REST) fetch_box(rest_of<D, ROWS>(to, row), &from.rest, P::COUNT * COLUMNS, at, barrier);
 }
-/* The tile of ROWS rows from `at` to shared memory; the barrier is told. WHOLE: no tile has rows of both streams, which takes
- * fewer registers. */
-template <int D, int ROWS, bool WHOLE>
+/* Tiles of one stream; of two, of which none has rows of both; of any two. In this order fetching takes more registers. */
+enum tiles_kind { OF_ONE, WHOLE, ANY };
+/* The tile of ROWS rows from `at` to shared memory; the barrier is told. */
+template <int D, int ROWS, tiles_kind KIND>
 static __device__ __forceinline__ void fetch_tile(uint32_t to, const tile_maps &from, place at,
                                                   uint32_t barrier)
 {
-    if (WHOLE) {
-        const tensor_maps &maps = stream_of(from.whole, at);
+    if (KIND != ANY) {
+        const tensor_maps &maps = stream_of<KIND != OF_ONE>(from.whole, at);
         return fetch_rows<D, ROWS>(to, 0, maps, at, barrier);
     }
     const int first = from.whole.first;
@@ -122,16 +126,16 @@ static __device__ __forceinline__ void fetch_tile(uint32_t to, const tile_maps &
 #pragma unroll 1
     for (int row = 0; row < ROWS; row += step, at.token += step) {
         place within = at;
-        const tensor_maps &maps = stream_of(by, within);
+        const tensor_maps &maps = stream_of<true>(by, within);
         fetch_rows<D, ROWS>(to, row, maps, within, barrier);
     }
 }
 /* 16 rows of a tile of ROWS, from `row` on, the other way, in the thread's group that puts_end() closes. */
-template <int D, int ROWS>
+template <int D, int ROWS, bool TWO>
 static __device__ __forceinline__ void put_rows(const streams &to, place at, uint32_t tile, int row)
 {
     using P = panels<D>;
-    const tensor_maps &maps = stream_of(to, at);
+    const tensor_maps &maps = stream_of<TWO>(to, at);
 #pragma unroll
     for (int p = 0; p < P::COUNT; p++)
         put_box(&maps.main, p * COLUMNS, at, tile + p * ROWS * ROW + row * ROW);
@@ -152,11 +156,16 @@ template <int D> static tensor_maps maps_of(const lg_tensor *t, int rows)
     return maps;
 }
 
+/* Does anybody's second stream lie apart? One sample's tokens lie together. */
+static inline bool lie_apart(const lg_tensor &q, int first_queries, int first_keys)
+{
+    return q.dim[0] > 1 && (first_queries || first_keys);
+}
 /* Of B samples of T tokens, of which each has `first` of the first stream, or 0. */
 template <int D> static streams streams_of(const lg_tensor *t, int first, int rows)
 {
     const int64_t B = t->dim[0], T = t->dim[1], step = lg_row_stride(t, 2);
-    if (!first || B == 1) { /* one sample's tokens lie together */
+    if (!first || B == 1) {
         const tensor_maps all = maps_of<D>(t, rows);
         return {{all, all}, ONE_STREAM};
     }

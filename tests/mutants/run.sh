@@ -101,6 +101,7 @@ tests_of_file() {
     stages/text/*) echo e2e:sd3 ;;
     kernels/graph/*) echo graph graph_grad graph_attention graph_recompute t5 lent ;;
     kernels/op_check.*) echo ops_checks ;;
+    kernels/streams.*) echo ops_host denoiser_golden ;;
     stages/nets/autoencoder* | stages/nets/video.* | stages/nets/tiles.*) echo ltx_vae autoencoder ;;
     stages/nets/denoiser_recompute.*) echo denoiser_recompute ;;
     stages/nets/denoiser.*) echo clips denoiser_recompute denoiser_shapes adapter sequence ;;
