@@ -130,8 +130,9 @@ static size_t scratch_bytes(lg_device *d, lg_op_id op, const void *args)
     }
     case LG_OP_rms_norm_backward: {
         const struct lg_rms_norm_backward_args *a = args;
-        const int64_t *dim = a->dx.dim;
-        return sums + (a->dbias.rank ? column_sums(dim[0] * dim[1], dim[2] * dim[3]) : 0);
+        const int64_t tokens = a->dx.dim[0] * a->dx.dim[1];
+        const int64_t width = a->dx.dim[2] * a->dx.dim[3] + (a->rest.rank ? a->rest.dim[2] : 0);
+        return sums + (a->dbias.rank || a->rest.rank ? column_sums(tokens, width) : 0);
     }
     case LG_OP_group_norm_forward:
         return sums;

@@ -67,28 +67,33 @@ static __global__ void __launch_bounds__(THREADS, ACT != LG_ACT_NONE ? 4 : 6)
 
 template <typename W>
 static __global__ void add_partial_kernel(const float *partial, W *y, int64_t chunks, int64_t N,
-                                          bool accumulate)
+                                          int64_t stride, bool accumulate)
 {
     __shared__ float sums[WARPS][WARP];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int64_t i = (int64_t)blockIdx.x * WARP + lane;
     float sum = 0;
 #pragma unroll 16
-    for (int64_t c = warp; i < N && c < chunks; c += WARPS) sum += partial[c * N + i];
+    for (int64_t c = warp; i < N && c < chunks; c += WARPS) sum += partial[c * stride + i];
     sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || i >= N) return;
     for (int w = 1; w < WARPS; w++) sum += sums[w][lane];
     y[i] = from_float<W>(accumulate ? to_float(y[i]) + sum : sum);
 }
-void cuda_add_partial_sums(cudaStream_t stream, const float *partial, int64_t chunks, lg_tensor y,
-                           bool accumulate)
+void cuda_add_rows_of_sums(cudaStream_t stream, const float *partial, int64_t chunks,
+                           int64_t stride, lg_tensor y, bool accumulate)
 {
     int64_t N = lg_numel(&y);
     WITH_TYPE(y.dtype, W,
               (add_partial_kernel<W><<<(unsigned)ceil_div(N, WARP), THREADS, 0, stream>>>(
-                  partial, (W *)y.data, chunks, N, accumulate)))
+                  partial, (W *)y.data, chunks, N, stride, accumulate)))
     LG_CUDA_LAUNCHED();
+}
+void cuda_add_partial_sums(cudaStream_t stream, const float *partial, int64_t chunks, lg_tensor y,
+                           bool accumulate)
+{
+    cuda_add_rows_of_sums(stream, partial, chunks, lg_numel(&y), y, accumulate);
 }
 
 /* Chunks of at least 64 rows, at most 128 chunks: by M alone. */
@@ -148,6 +153,5 @@ size_t cuda_sum_rows_scratch(const struct lg_sum_rows_args *a)
 }
 void cuda_sum_rows(lg_stream *s, const struct lg_sum_rows_args *a)
 {
-    cuda_column_sums(lg_cuda_stream_of(s), a->x, lg_row_stride(&a->x, 1), a->y, a->accumulate,
-                     s->scratch);
+    cuda_column_sums(lg_cuda_stream_of(s), a->x, a->x.dim[1], a->y, a->accumulate, s->scratch);
 }

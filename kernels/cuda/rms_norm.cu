@@ -10,7 +10,7 @@
  *
  * The sums of dx over all tokens (dbias): a thread that has the same columns of every token keeps them, in the kernel for wide
  * vectors and in one for heads of 8, 16 or 32 packs, of which a block has a token's, and goes from token to token; of others dx is
- * read once more (cuda_column_sums).
+ * read once more (cuda_column_sums). Those of what else the layer made (rest) are summed by blocks, or turns, of their own.
  *
  * Wide vectors (whole tokens: LTX-Video norms all 2048 channels of queries and of keys), of which a token has one for each row of
  * w, are a team's: four or eight warps, which have a token's normed vectors at once, so that its angles are read once. A
@@ -387,7 +387,17 @@ static __global__ void __launch_bounds__(THREADS, HEAD_WARPS_AT_ONCE / WARPS)
     constexpr int D = LANES * N;
     __shared__ float shared[THREADS * N];
     const uint32_t tokens = a.p.vectors / a.p.heads;
-    const int first = (int)blockIdx.y * heads, all = (int)a.p.heads.by;
+    const int first = (int)blockIdx.y * heads, all = (int)a.p.heads.by, width = all * D;
+    float *biases = a.bias + (int64_t)blockIdx.x * (width + a.rest_width);
+    if (first >= all) { /* rest */
+        const int slices = (all + heads - 1) / heads;
+        const int i = (((int)blockIdx.y - slices) * (int)blockDim.x + (int)threadIdx.x) * N;
+        float sum[N];
+        if (i >= a.rest_width) return;
+        sum_rest<T, N>(a, i, blockIdx.x, tokens, gridDim.x, sum);
+        store<float, N>(biases + width + i, sum);
+        return;
+    }
     const int head = first + threadIdx.x / LANES, within = threadIdx.x % LANES * N;
     const int last = min(first + heads, all), at = head * D + within;
     const bool there = head < last;
@@ -452,12 +462,13 @@ static __global__ void __launch_bounds__(THREADS, HEAD_WARPS_AT_ONCE / WARPS)
         }
     }
     if (head < last) {
-        if (a.bias) store<float, N>(a.bias + (int64_t)blockIdx.x * all * D + at, bias);
+        if (a.bias) store<float, N>(biases + at, bias);
         store<float, N>(shared + threadIdx.x * N, dw);
     }
     __syncthreads();
     if (!a.partial) return;
-    float *to = a.partial + ((int64_t)blockIdx.x * gridDim.y + blockIdx.y) * a.p.weights * D;
+    const int slices = (all + heads - 1) / heads;
+    float *to = a.partial + ((int64_t)blockIdx.x * slices + blockIdx.y) * a.p.weights * D;
     for (int i = threadIdx.x; i < a.p.weights * D; i += blockDim.x) {
         const int from = max(i / D * (int)a.p.each.by - first, 0);
         const int till = min((i / D + 1) * (int)a.p.each.by, last) - first;
@@ -604,7 +615,7 @@ static backward_way way_of(const struct lg_rms_norm_backward_args *a, bool fits)
         return {backward_way::WIDE, chunks, 0, chunks};
     }
     const bool full = D % N == 0 && (packs == 8 || packs == 16 || packs == 32);
-    if (fits && full && vectors * packs >= WARP && (a->dw.rank || a->dbias.rank))
+    if (fits && full && vectors * packs >= WARP && (a->dw.rank || a->dbias.rank || a->rest.rank))
         return heads_way(tokens, vectors, a->each, packs);
     const int64_t chunks = LG_MIN(ceil_div(tokens * a->each, CHUNK_MIN), (int64_t)CHUNKS_MAX);
     return {backward_way::ANY, chunks, 0, chunks};
@@ -616,13 +627,15 @@ static int64_t dw_floats(const struct lg_rms_norm_backward_args *a, const backwa
 /* First dw's partial sums, then dbias'; how the memory will be aligned is not known yet. */
 size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
 {
-    const int64_t tokens = a->dy.dim[0] * a->dy.dim[1], width = a->dy.dim[2] * a->dy.dim[3];
+    const int64_t tokens = a->dy.dim[0] * a->dy.dim[1];
+    const bool biased = a->dbias.rank || a->rest.rank;
+    const int64_t width = a->dx.dim[2] * a->dx.dim[3] + (a->rest.rank ? a->rest.dim[2] : 0);
     size_t bytes = 0;
     for (int fits = 0; fits < 2; fits++) {
         const backward_way way = way_of(a, fits);
         const size_t own = way.kernel == backward_way::ANY ? 0 : (size_t)(way.chunks * width);
-        const size_t columns = a->dbias.rank ? cuda_column_sums_scratch(tokens, width) : 0;
-        const size_t biases = a->dbias.rank ? LG_MAX(own * sizeof(float), columns) : 0;
+        const size_t columns = cuda_column_sums_scratch(tokens, width);
+        const size_t biases = biased ? LG_MAX(own * sizeof(float), columns) : 0;
         bytes = LG_MAX(bytes, (size_t)dw_floats(a, way) * sizeof(float) + biases);
     }
     return bytes;
@@ -645,7 +658,8 @@ static void heads_backward(cudaStream_t stream, const backward_way &way, const b
 {
     const int lanes = a.p.D / N, heads = (int)way.heads;
     const int threads = (int)ceil_div(heads * lanes, WARP) * WARP;
-    const dim3 grid((unsigned)way.chunks, (unsigned)ceil_div(a.p.heads.by, heads));
+    const int64_t slices = ceil_div(a.p.heads.by, heads) + ceil_div(a.rest_width, threads * N);
+    const dim3 grid((unsigned)way.chunks, (unsigned)slices);
     if (lanes == 8)
         heads_backward_kernel<T, N, 8><<<grid, threads, 0, stream>>>(a, heads);
     else if (lanes == 16)
@@ -682,11 +696,37 @@ static void backward(cudaStream_t stream, const backward_way &way, const backwar
     LG_CUDA_LAUNCHED();
 }
 
+/* dbias and that of rest, from the sums that the kernel left, or of what has been written. */
+static void add_biases(cudaStream_t stream, const struct lg_rms_norm_backward_args *a,
+                       const backward_way &way, int64_t rest, float *sums)
+{
+    const int64_t tokens = a->dx.dim[0] * a->dx.dim[1], width = a->dx.dim[2] * a->dx.dim[3];
+    const int64_t all = width + rest, e = (int64_t)lg_dtype_bytes(a->dbias.dtype);
+    const bool add = a->accumulate_dbias;
+    const lg_tensor one = lg_t1(a->dbias.data, a->dbias.dtype, all);
+    if (way.kernel == backward_way::ANY) {
+        const lg_tensor dx = lg_t2(a->dx.data, a->dx.dtype, tokens, width);
+        const lg_tensor others = lg_t2(a->rest.data, a->rest.dtype, tokens, rest);
+        if (a->dbias.data)
+            cuda_column_sums(stream, dx, lg_row_stride(&a->dx, 2), a->dbias, add, sums);
+        if (rest)
+            cuda_column_sums(stream, others, lg_row_stride(&a->rest, 2), a->dbias_of_rest, add,
+                             sums);
+    } else if (rest && a->dbias_of_rest.data == (char *)a->dbias.data + width * e) {
+        cuda_add_rows_of_sums(stream, sums, way.chunks, all, one, add); /* they lie together */
+    } else {
+        if (a->dbias.data) cuda_add_rows_of_sums(stream, sums, way.chunks, all, a->dbias, add);
+        if (rest)
+            cuda_add_rows_of_sums(stream, sums + width, way.chunks, all, a->dbias_of_rest, add);
+    }
+}
+
 void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
 {
-    const lg_tensor *t[] = {&a->x, &a->dy, &a->dx};
+    const lg_tensor *t[] = {&a->x, &a->dy, &a->dx, &a->rest};
     const int64_t pack = 16 / (int64_t)lg_dtype_bytes(a->w.dtype);
-    const bool fits = packs_fit(t, 3, a->w);
+    const int64_t rest = a->rest.data ? a->rest.dim[2] : 0;
+    const bool fits = packs_fit(t, rest ? 4 : 3, a->w) && rest % pack == 0;
     const backward_way way = way_of(a, fits);
     const bool turns =
         turns_here(fits, a->cos, a->sin) &&
@@ -694,7 +734,8 @@ void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args
     const bool apart = a->cos.data && !turns; /* then what is turned back lies where dx will */
     const lg_tensor dy = apart ? a->dx : a->dy;
     cudaStream_t stream = lg_cuda_stream_of(s);
-    float *biases = a->dbias.data ? (float *)s->scratch + dw_floats(a, way) : nullptr;
+    const bool biased = a->dbias.data || rest;
+    float *biases = biased ? (float *)s->scratch + dw_floats(a, way) : nullptr;
     if (apart) {
         lg_rope_args rope = {};
         rope.x = a->dy, rope.y = a->dx;
@@ -715,16 +756,12 @@ void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args
         b.accumulate = a->accumulate;
         b.p = places_of(a->x, a->dx, a->w, a->each);
         b.p.of_dy = lg_row_stride(&dy, 2);
+        if (rest) b.rest = (const T *)a->rest.data, b.of_rest = lg_row_stride(&a->rest, 2);
+        b.rest_width = (int)rest;
         if (turns) b.cosine = (const float *)a->cos.data, b.sine = (const float *)a->sin.data;
         WITH_PACK(fits, T, N, (backward<T, N>(stream, way, b)));
     })
     if (a->dw.data)
         cuda_add_partial_sums(stream, (const float *)s->scratch, way.rows, a->dw, a->accumulate_dw);
-    if (!biases) return;
-    if (way.kernel == backward_way::ANY) {
-        const int64_t rows = a->dx.dim[0] * a->dx.dim[1], width = lg_numel(&a->dbias);
-        cuda_column_sums(stream, lg_t2(a->dx.data, a->dx.dtype, rows, width),
-                         lg_row_stride(&a->dx, 2), a->dbias, a->accumulate_dbias, biases);
-    } else
-        cuda_add_partial_sums(stream, biases, way.chunks, a->dbias, a->accumulate_dbias);
+    if (biases) add_biases(stream, a, way, rest, biases);
 }

@@ -178,12 +178,14 @@ static __device__ __forceinline__ void get(const T *from, float (&v)[N])
 }
 
 template <typename T> struct backward_args {
-    const T *dy, *x, *w;
+    const T *dy, *x, *w, *rest; // rest: (tokens, rest_width), or NULL
     const float *cosine, *sine; // (tokens, D / 2): dy is turned back; or NULL
     const float *rstd;
     T *dx;
-    float *partial; // (chunks, weights, D), or NULL
-    float *bias;    // (chunks, columns of dx), or NULL
+    float *partial;  // (chunks, weights, D), or NULL
+    float *bias;     // (chunks, columns of dx and of rest), or NULL
+    int64_t of_rest; /* elements from a token to the next one */
+    int rest_width;
     bool accumulate;
     places p;
 };
@@ -203,4 +205,28 @@ static __device__ __forceinline__ place in_range(const places &p, uint32_t k)
 {
     const uint32_t token = k / p.each;
     return {token, blockIdx.y * p.each.by + k - token * p.each.by};
+}
+/* Sums of rest's N columns from `column` on, of the tokens `first`, `first + step`, and so on below `last`. */
+template <typename T, int N>
+static __device__ __forceinline__ void sum_rest(const backward_args<T> &a, int column,
+                                                uint32_t first, uint32_t last, uint32_t step,
+                                                float (&sum)[N])
+{
+    const T *at = a.rest + column;
+#pragma unroll
+    for (int e = 0; e < N; e++) sum[e] = 0;
+    for (uint32_t token = first; token < last; token += AT_ONCE * step) {
+        pack<T, N> in[AT_ONCE] = {};
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; k++)
+            if (token + k * step < last)
+                in[k] = *(const pack<T, N> *)(at + (token + k * step) * a.of_rest);
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; k++) {
+            float v[N];
+            unpack<T, N>(in[k], v);
+#pragma unroll
+            for (int e = 0; e < N; e++) sum[e] += v[e];
+        }
+    }
 }

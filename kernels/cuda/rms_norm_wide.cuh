@@ -241,7 +241,7 @@ static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
             }
     }
     __syncthreads();
-    float *bias = a.bias + (int64_t)blockIdx.x * W * a.p.D;
+    float *bias = a.bias + (int64_t)blockIdx.x * (W * a.p.D + a.rest_width);
     for (int w = 0; BIASED && w < W; w++)
         store_wide_partial<N, TEAM>(bias + w * a.p.D, a.p.D, sums, w * FOURS);
 #pragma unroll
@@ -253,5 +253,10 @@ static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
         __syncthreads();
         store_wide_partial<N, TEAM>(a.partial + ((int64_t)blockIdx.x * W + w) * a.p.D, a.p.D, sums,
                                     0);
+    }
+    for (int i = (int)threadIdx.x * N; BIASED && i < a.rest_width; i += THREADS * N) {
+        float rest[N];
+        sum_rest<T, N>(a, i, first, last, 1, rest);
+        store<float, N>(bias + W * a.p.D + i, rest);
     }
 }

@@ -179,37 +179,42 @@ static lg_tensor *find_dbias(lg_graph *g, const lg_tensor *dy)
     }
 }
 
-/* The RMSNorm that makes the first features of each of dy's rows, and only of these: of packed q, k and v. NULL: there is none. */
-static struct lg_rms_norm_backward_args *find_norm_of(lg_graph *g, const lg_tensor *dy, int before)
+/* Does attention's gradient of values lie in the last features of all of dy's rows, and nothing else there? */
+static bool has_values(const lg_graph *g, int node, const lg_tensor *dy, int64_t from)
 {
-    for (int n = g->value[lg_graph_value_of(dy)].first; n >= 0 && n < before; n++) {
-        struct lg_rms_norm_backward_args *a = lg_graph_args(g, n);
-        if (!is_op(g, n, LG_OP_rms_norm_backward) || a->dx.data != dy->data) continue;
-        if (a->dx.dim[0] * a->dx.dim[1] == dy->dim[0] && a->dx.dim[2] * a->dx.dim[3] < dy->dim[1] &&
-            lg_row_stride(&a->dx, 2) == dy->dim[1])
-            return a;
-    }
-    return NULL;
+    const struct lg_attention_backward_args *a = lg_graph_args(g, node);
+    if (!is_op(g, node, LG_OP_attention_backward)) return false;
+    const int64_t step = dy->dim[1], rows = a->dv.dim[0] * a->dv.dim[1];
+    const int64_t e = (int64_t)lg_dtype_bytes(dy->dtype);
+    const int64_t ahead =
+        ((int64_t)lg_graph_offset_of(dy) - (int64_t)lg_graph_offset_of(&a->dv)) / e;
+    const int64_t first = (ahead + from) / step; /* of dv's rows, which may be two streams' */
+    return lg_graph_value_of(dy) == lg_graph_value_of(&a->dv) && lg_row_stride(&a->dv, 2) == step &&
+           a->dv.dim[2] * a->dv.dim[3] == step - from && (ahead + from) % step == 0 && first >= 0 &&
+           first + dy->dim[0] <= rows;
 }
 
-/* A product that sums for a bias, too, takes so much longer that a norm had better sum what it makes of the packed gradient
- * anyway, and what is left is read once more. */
+/* Where an RMSNorm makes the first features of each of dy's rows, and attention has made the others before: of packed q, k and v. That
+ * norm sums both, which takes much less time than a product that sums for a bias. */
 static void fuse_packed_bias(lg_graph *g, int n)
 {
     struct lg_linear_backward_weight_args *a = lg_graph_args(g, n);
-    struct lg_rms_norm_backward_args *norm = find_norm_of(g, &a->dy, n);
-    if (!norm || norm->dbias.rank) return;
-    const int64_t normed = norm->dx.dim[2] * norm->dx.dim[3], rest = a->dy.dim[1] - normed;
-    const struct lg_sum_rows_args sum = {.x = lg_slice(a->dy, 1, normed, rest),
-                                         .y = lg_slice(a->dbias, 0, normed, rest)};
-    const int block = g->block;
-    norm->dbias = lg_slice(a->dbias, 0, 0, normed);
-    a->dbias = LG_NONE;
-    g->block = g->node[n].block;
-    lg_sum_rows(&g->stream, &sum);
-    g->block = block;
-    lg_graph_move(g, g->n_nodes - 1, n);
-    lg_graph_index_again(g); /* the other weights' gradients are yet to come */
+    const lg_tensor *dy = &a->dy;
+    const int made = g->value[lg_graph_value_of(dy)].first;
+    for (int m = made + 1; made >= 0 && m < n; m++) {
+        struct lg_rms_norm_backward_args *norm = lg_graph_args(g, m);
+        if (!is_op(g, m, LG_OP_rms_norm_backward) || norm->dx.data != dy->data) continue;
+        const int64_t *dim = norm->dx.dim, normed = dim[2] * dim[3], rest = dy->dim[1] - normed;
+        if (dim[0] * dim[1] != dy->dim[0] || lg_row_stride(&norm->dx, 2) != dy->dim[1] ||
+            rest <= 0 || norm->dbias.rank || !has_values(g, made, dy, normed))
+            continue;
+        const lg_tensor all = lg_at(*dy, 0, lg_t3(NULL, dy->dtype, dim[0], dim[1], dy->dim[1]));
+        norm->rest = lg_slice(all, 2, normed, rest);
+        norm->dbias = lg_slice(a->dbias, 0, 0, normed);
+        norm->dbias_of_rest = lg_slice(a->dbias, 0, normed, rest);
+        a->dbias = LG_NONE;
+        return;
+    }
 }
 
 /* What is added to a sum comes in its turn. */

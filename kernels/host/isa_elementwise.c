@@ -178,7 +178,8 @@ void LG_K(column_sums)(lg_stream *s, const struct lg_host_rows *x, float *y, boo
 
 void LG_K(sum_rows)(lg_stream *s, const struct lg_sum_rows_args *a)
 {
-    struct lg_host_rows x = {a->x.data, a->x.dim[0], a->x.dim[1], lg_row_stride(&a->x, 1)};
+    const int64_t N = a->y.dim[0];
+    struct lg_host_rows x = {a->x.data, lg_host_numel(&a->x) / N, N, N};
     LG_K(column_sums)(s, &x, a->y.data, a->accumulate);
 }
 

@@ -397,4 +397,7 @@ void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_arg
         rms_row_backward(&row);
     }
     bias_gradient(s, &a->dx, n * D, lg_row_stride(&a->dx, 2), a->dbias, a->accumulate_dbias);
+    if (present(&a->rest))
+        bias_gradient(s, &a->rest, a->rest.dim[2], lg_row_stride(&a->rest, 2), a->dbias_of_rest,
+                      a->accumulate_dbias);
 }

@@ -115,12 +115,12 @@ void ref64_add_forward(lg_stream *s, const struct lg_add_forward_args *args)
 
 void ref64_sum_rows(lg_stream *s, const struct lg_sum_rows_args *a)
 {
-    int64_t M = a->x.dim[0], N = a->x.dim[1], stride = lg_row_stride(&a->x, 1);
+    int64_t M = a->x.dim[0], N = a->x.dim[1];
     const double *x = ref64_data(a->x);
     double *y = ref64_data(a->y);
     for (int64_t n = 0; n < N; n++) {
         double sum = 0;
-        for (int64_t m = 0; m < M; m++) sum += x[m * stride + n];
+        for (int64_t m = 0; m < M; m++) sum += x[m * N + n];
         ref64_put(&y[n], sum, a->accumulate);
     }
 }

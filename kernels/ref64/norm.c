@@ -142,6 +142,7 @@ void ref64_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_arg
     const int64_t vectors = a->x.dim[2], D = a->x.dim[3], tokens = a->x.dim[0] * a->x.dim[1];
     const lg_tensor from = a->cos.data ? a->dx : a->dy; /* turned back it lies where dx will */
     double *dw = ref64_data(a->dw), *dbias = ref64_data(a->dbias);
+    double *of_rest = ref64_data(a->dbias_of_rest);
     if (a->cos.data)
         ref64_rope(s, &(struct lg_rope_args){.x = a->dy,
                                              .cos = a->cos,
@@ -164,6 +165,12 @@ void ref64_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_arg
             ref64_put(&dx[i], rstd * (dy[i] * w[i] - x[i] * rstd * mean), a->accumulate);
             if (dbias) dbias[within + i] += dx[i];
         }
+    }
+    for (int64_t i = 0; of_rest && i < a->rest.dim[2]; i++) {
+        double sum = 0;
+        for (int64_t token = 0; token < tokens; token++)
+            sum += ref64_data(a->rest)[token * lg_row_stride(&a->rest, 2) + i];
+        ref64_put(&of_rest[i], sum, a->accumulate_dbias);
     }
 }
 

@@ -127,10 +127,7 @@ BUILD(add_forward)
 BUILD(sum_rows)
 {
     struct lg_sum_rows_args a = {.accumulate = z->accumulate};
-    if (z->packed)
-        a.x = op_slice(r, op_pack(r, OP_SAMPLE, z->B, z->D + 24), NULL, 8, z->D, DIMS(z->B, z->D));
-    else
-        a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->D));
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->D));
     a.y = op_out(r, "y", z->accumulate ? OP_FILLED : 0, DIMS(z->D));
     lg_sum_rows(r->stream, &a);
 }
@@ -399,6 +396,11 @@ BUILD(rms_norm_backward)
                       : vectors_of(r, z, h, 16, OP_OUTPUT, "dx");
     if (z->bias) a.dw = op_out(r, "dw", z->dbias_filled ? OP_FILLED : 0, DIMS(g, z->D));
     if (z->dbias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(h * z->D));
+    if (z->C) {
+        a.rest = op_slice(r, op_pack(r, OP_SAMPLE, z->B * z->T, z->C + 16), NULL, 8, z->C,
+                          DIMS(z->B, z->T, z->C));
+        a.dbias_of_rest = op_out(r, "of_rest", z->dbias_filled ? OP_FILLED : 0, DIMS(z->C));
+    }
     lg_rms_norm_backward(r->stream, &a);
 }
 

@@ -533,11 +533,16 @@ static void bias_of_values_in_front_of_what_is_normed(void)
 {
     attend_normed(wanted("x"), D, 0);
 }
-/* Whose gradient comes behind one that is summed in two places. */
-static void bias_before_a_gate_and_packed_ones(void)
+/* Attention's values are a copy of what was packed, whose gradient comes when the norm's has. */
+static void bias_of_values_made_elsewhere(void)
 {
-    lg_tensor y = small_residual(f, wanted("x"), square(wanted("y"), LG_ACT_NONE), gate());
-    attend_normed(norm(y), 0, 2 * D);
+    lg_tensor qkv = small_linear(f, wanted("x"), weight(3 * D, D), bias_of(3 * D), LG_ACT_NONE);
+    lg_tensor v = lg_graph_value(f->g, "v", small_t3(f, B, T, D));
+    lg_tensor rows = lg_at(qkv, 0, small_t2(f, B * T, 3 * D));
+    lg_copy_rows(f->s, &(struct lg_copy_rows_args){.x = lg_slice(rows, 1, 2 * D, D),
+                                                   .y = lg_at(v, 0, small_t2(f, B * T, D))});
+    lg_tensor qk = norm_vectors(lg_split(lg_slice(qkv, 2, 0, 2 * D), 2, D));
+    end(small_attention(f, lg_slice(qk, 2, 0, D), lg_slice(qk, 2, D, D), v, LG_NONE));
 }
 static void bias_before_an_activation(void)
 {
@@ -638,7 +643,7 @@ static void test_biases(void **state)
     OWN_BIASES(bias_before_a_norm_of_vectors_of_other_rows, 1);
     OWN_BIASES(bias_of_packed_and_normed, 0);
     OWN_BIASES(bias_of_values_in_front_of_what_is_normed, 1);
-    OWN_BIASES(bias_before_a_gate_and_packed_ones, 0);
+    OWN_BIASES(bias_of_values_made_elsewhere, 1);
     OWN_BIASES(bias_before_an_activation, 0);
     OWN_BIASES(bias_before_a_linear, 1);
     OWN_BIASES(bias_of_packed_attention, 0);
