@@ -194,7 +194,7 @@ plant() { # TREE NAME
 
 make_test() { # TREE TEST FILE LOG
     local target=$build/tests/test_$2
-    case $3 in kernels/host/* | kernels/ref64/*) target="all $target" ;; esac # which programs open by name
+    case $3 in kernels/host/* | kernels/ref64/* | kernels/streams.*) target="all $target" ;; esac # which programs open by name
     case $2 in e2e:*) target="all e2e-programs chaos-programs example-data micro-data" ;; esac
     (cd "$1" && env -u MAKEFLAGS -u MAKELEVEL make -s BUILD="$build" WARN=-w CWARN=-w $target) >"$4" 2>&1
 }

@@ -533,16 +533,23 @@ static void bias_of_values_in_front_of_what_is_normed(void)
 {
     attend_normed(wanted("x"), D, 0);
 }
-/* Attention's values are a copy of what was packed, whose gradient comes when the norm's has. */
+/* Part i of what is packed, of rows of 4 D, as a value of its own. */
+static lg_tensor copy_of_part(lg_tensor packed, int i)
+{
+    lg_tensor y = lg_graph_value(f->g, "part", small_t3(f, B, T, D));
+    const lg_tensor rows = lg_at(packed, 0, small_t2(f, B * T, 4 * D));
+    lg_copy_rows(f->s, &(struct lg_copy_rows_args){.x = lg_slice(rows, 1, i * D, D),
+                                                   .y = lg_at(y, 0, small_t2(f, B * T, D))});
+    return y;
+}
+/* Attention's values are a copy of what was packed, whose gradient comes when the norm's has; a fourth part's comes before. */
 static void bias_of_values_made_elsewhere(void)
 {
-    lg_tensor qkv = small_linear(f, wanted("x"), weight(3 * D, D), bias_of(3 * D), LG_ACT_NONE);
-    lg_tensor v = lg_graph_value(f->g, "v", small_t3(f, B, T, D));
-    lg_tensor rows = lg_at(qkv, 0, small_t2(f, B * T, 3 * D));
-    lg_copy_rows(f->s, &(struct lg_copy_rows_args){.x = lg_slice(rows, 1, 2 * D, D),
-                                                   .y = lg_at(v, 0, small_t2(f, B * T, D))});
-    lg_tensor qk = norm_vectors(lg_split(lg_slice(qkv, 2, 0, 2 * D), 2, D));
-    end(small_attention(f, lg_slice(qk, 2, 0, D), lg_slice(qk, 2, D, D), v, LG_NONE));
+    lg_tensor packed = small_linear(f, wanted("x"), weight(4 * D, D), bias_of(4 * D), LG_ACT_NONE);
+    lg_tensor v = copy_of_part(packed, 2);
+    lg_tensor qk = norm_vectors(lg_split(lg_slice(packed, 2, 0, 2 * D), 2, D));
+    lg_tensor o = small_attention(f, lg_slice(qk, 2, 0, D), lg_slice(qk, 2, D, D), v, LG_NONE);
+    end(small_mul(f, o, copy_of_part(packed, 3)));
 }
 static void bias_before_an_activation(void)
 {

@@ -449,6 +449,22 @@ static void attention_of_one_to_two_streams(void)
     lg_tensor text = small_act(f, small_wanted(f, "text", small_t3(f, B, 1, 2 * D)));
     attend_streams(small_wanted(f, "q", small_t3(f, B, 3, D)), two_streams(x, text), 0, 4);
 }
+/* Parts of a value, whose makers ask for their gradients from the last to the first, one when that of the next part is there. */
+static void parts_one_after_the_other(void)
+{
+    const int64_t rows = B * T, count[3] = {1, 2, rows - 3};
+    int64_t at = 0;
+    lg_tensor both = lg_graph_value(f->g, "both", small_t2(f, rows, D));
+    lg_tensor made = lg_graph_value(f->g, "made", small_t2(f, rows, D));
+    for (int i = 0; i < 3; at += count[i++] * D) {
+        const lg_tensor shape = small_t2(f, count[i], D);
+        lg_tensor x = small_wanted(f, "x", shape), part = lg_at(both, at, shape);
+        lg_act_forward(f->s, &(struct lg_act_forward_args){.x = x, .y = part, .act = LG_ACT_SILU});
+        lg_act_forward(f->s, &(struct lg_act_forward_args){
+                                 .x = part, .y = lg_at(made, at, shape), .act = LG_ACT_SILU});
+    }
+    end(made);
+}
 static void embedding_of_rows(void)
 {
     static const int32_t ids[] = {2, 0, 2, 1}; /* row 3 is nobody's */
@@ -561,6 +577,7 @@ static const struct {
     CASE(attention_whose_values_alone_are_frozen),
     CASE(attention_of_two_streams),
     CASE(attention_of_one_to_two_streams),
+    CASE(parts_one_after_the_other),
     CASE(embedding_of_rows),
     CASE(unpatchify_of_a_parameter),
     CASE(unpatchify_of_a_value),
