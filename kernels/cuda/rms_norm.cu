@@ -3,8 +3,8 @@
  * LANES lanes of a warp hold a vector, a pack of 16 bytes each where D is at most 32 packs: four heads of 64 in 16 bits
  * fill a warp. Statistics are fp32. Sums over lanes are halved as warp_sum does it, so that a result depends on no LANES.
  *
- * Backward: a block owns a chunk of the vectors that one row of w norms. A lane keeps its
- * columns' sums for dw in registers over all its vectors, of which x and dy are read once; at the end the sums of a warp,
+ * Backward: a block owns a chunk of the vectors that one row of w norms. A lane keeps its columns' sums for dw in
+ * registers over all its vectors, of which x and dy are read once; at the end the sums of a warp,
  * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
  * vectors alone. What does not fit (D beyond 4 packs a lane, rows that are not aligned) takes two general kernels.
  *
@@ -20,8 +20,7 @@
  * and conversions go two at a time, for it is instructions that these kernels wait for, not memory.
  *
  * Turning: where pairs are parts of packs (and, in the backward, a vector's are in registers), they are turned there, after
- * rounding, which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place.
- */
+ * rounding, which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place. */
 #include "kernels/cuda/rms_norm_wide.cuh"
 
 /* Runs the body with L lanes and P packs a lane for vectors of D elements in packs of N; several packs in a warp alone. */
@@ -424,8 +423,8 @@ static __global__ void __launch_bounds__(THREADS, HEAD_WARPS_AT_ONCE / WARPS)
             dx[k] = dx_at, of_sample[k] = t;
             dy_at += apart * a.p.of_dy, x_at += apart * a.p.of_x, dx_at += apart * a.p.of_out;
             rstd_at += apart * a.p.heads.by;
-            for (t += apart; t >= a.p.tokens.by; t -= a.p.tokens.by) {
-            }
+            t += apart;
+            while (t >= a.p.tokens.by) t -= a.p.tokens.by;
         }
 #pragma unroll
         for (uint32_t k = 0; k < HEAD_TOKENS; k++) {

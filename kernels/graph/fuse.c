@@ -179,22 +179,30 @@ static lg_tensor *find_dbias(lg_graph *g, const lg_tensor *dy)
     }
 }
 
-/* Does attention's gradient of values lie in the last features of all of dy's rows, and nothing else there? */
-static bool has_values(const lg_graph *g, int node, const lg_tensor *dy, int64_t from)
+/* Does this node make all features from `from` on of all of dy's rows, as attention does of values, or a copy of them? */
+static bool makes_rest(const lg_graph *g, int node, const lg_tensor *dy, int64_t from)
 {
-    const struct lg_attention_backward_args *a = lg_graph_args(g, node);
-    if (!is_op(g, node, LG_OP_attention_backward)) return false;
-    const int64_t step = dy->dim[1], rows = a->dv.dim[0] * a->dv.dim[1];
-    const int64_t e = (int64_t)lg_dtype_bytes(dy->dtype);
+    const void *args = lg_graph_args(g, node);
+    lg_tensor made;
+    if (is_op(g, node, LG_OP_attention_backward)) {
+        const lg_tensor dv = ((const struct lg_attention_backward_args *)args)->dv;
+        made = lg_at(dv, 0, lg_t2(NULL, dv.dtype, dv.dim[0] * dv.dim[1], dv.dim[2] * dv.dim[3]));
+        made.stride[0] = lg_row_stride(&dv, 2);
+    } else if (is_op(g, node, LG_OP_copy_rows)) {
+        made = ((const struct lg_copy_rows_args *)args)->y;
+    } else {
+        return false;
+    }
+    const int64_t step = dy->dim[1], e = (int64_t)lg_dtype_bytes(dy->dtype);
     const int64_t ahead =
-        ((int64_t)lg_graph_offset_of(dy) - (int64_t)lg_graph_offset_of(&a->dv)) / e;
-    const int64_t first = (ahead + from) / step; /* of dv's rows, which may be two streams' */
-    return lg_graph_value_of(dy) == lg_graph_value_of(&a->dv) && lg_row_stride(&a->dv, 2) == step &&
-           a->dv.dim[2] * a->dv.dim[3] == step - from && (ahead + from) % step == 0 && first >= 0 &&
-           first + dy->dim[0] <= rows;
+        ((int64_t)lg_graph_offset_of(dy) - (int64_t)lg_graph_offset_of(&made)) / e + from;
+    const int64_t first = ahead / step; /* of what is made, which may be two streams' */
+    return lg_graph_value_of(dy) == lg_graph_value_of(&made) && lg_row_stride(&made, 1) == step &&
+           made.dim[1] == step - from && ahead % step == 0 && first >= 0 &&
+           first + dy->dim[0] <= made.dim[0];
 }
 
-/* Where an RMSNorm makes the first features of each of dy's rows, and attention has made the others before: of packed q, k and v. That
+/* Where an RMSNorm makes the first features of each of dy's rows, and the others were made before: of packed q, k and v. That
  * norm sums both, which takes much less time than a product that sums for a bias. */
 static void fuse_packed_bias(lg_graph *g, int n)
 {
@@ -206,7 +214,7 @@ static void fuse_packed_bias(lg_graph *g, int n)
         if (!is_op(g, m, LG_OP_rms_norm_backward) || norm->dx.data != dy->data) continue;
         const int64_t *dim = norm->dx.dim, normed = dim[2] * dim[3], rest = dy->dim[1] - normed;
         if (dim[0] * dim[1] != dy->dim[0] || lg_row_stride(&norm->dx, 2) != dy->dim[1] ||
-            rest <= 0 || norm->dbias.rank || !has_values(g, made, dy, normed))
+            rest <= 0 || norm->dbias.rank || !makes_rest(g, made, dy, normed))
             continue;
         const lg_tensor all = lg_at(*dy, 0, lg_t3(NULL, dy->dtype, dim[0], dim[1], dy->dim[1]));
         norm->rest = lg_slice(all, 2, normed, rest);

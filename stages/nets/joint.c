@@ -15,6 +15,7 @@ struct parts {
     int first, count;
     const char *name; /* of the attention */
     lg_tensor angles; // by which what is normed is turned; LG_NONE: not here
+    bool together;    /* what is normed and what is not are one value, for an exchange */
 };
 
 static int head_dim(const struct lg_joint *j)
@@ -56,6 +57,8 @@ static struct projected norm_parts(lg_net *n, const struct lg_joint *j, lg_tenso
                                         .eps = LG_JOINT_EPS,
                                         .angles = p.angles};
     if (!j->norms) return (struct projected){packed, LG_NONE};
+    if (p.together)
+        return (struct projected){lg_net_packed_norms(n, packed, &norms, p.name), LG_NONE};
     return (struct projected){packed, lg_net_head_norms(n, packed, &norms, to, p.name)};
 }
 
@@ -93,13 +96,6 @@ static void put_together(lg_net *n, const struct projected *p, int parts, lg_ten
     }
     lg_net_copy_tokens(n, p->normed, lg_slice(to, 2, 0, (parts - 1) * W));
     lg_net_copy_tokens(n, part_of(p, parts - 1, parts), lg_slice(to, 2, (parts - 1) * W, W));
-}
-static lg_tensor together(lg_net *n, const struct projected *p, int parts)
-{
-    if (!p->normed.rank) return p->packed;
-    lg_tensor all = lg_net_value(n, "q, k, v", p->packed);
-    put_together(n, p, parts, all);
-    return all;
 }
 
 /* Where queries and keys are normed they are turned on the way; but own tokens' angles are others in a split sequence,
@@ -199,8 +195,9 @@ struct stream_parts {
 static struct stream_parts parts_of_both(const lg_net *n, const struct lg_joint *j, int64_t T,
                                          bool x_alone, const char *name)
 {
-    struct stream_parts p = {{&OF_X, x_alone, 3 - x_alone, name, LG_NONE},
-                             {&OF_TEXT, x_alone, 3 - x_alone, name, LG_NONE}};
+    struct stream_parts p = {
+        .x = {.names = &OF_X, .first = x_alone, .count = 3 - x_alone, .name = name},
+        .text = {.names = &OF_TEXT, .first = x_alone, .count = 3 - x_alone, .name = name}};
     if (turns_with_norms(n, j)) {
         const struct lg_streams angles = in_both(j, j->angles, T);
         p.x.angles = angles.x, p.text.angles = angles.text;
@@ -210,7 +207,7 @@ static struct stream_parts parts_of_both(const lg_net *n, const struct lg_joint 
 static lg_tensor query_of_x(lg_net *n, const struct lg_joint *j, lg_tensor x, const char *name)
 {
     const struct projected q =
-        project(n, j, x, (struct parts){&OF_X, 0, 1, name, LG_NONE}, NOWHERE);
+        project(n, j, x, (struct parts){.names = &OF_X, .count = 1, .name = name}, NOWHERE);
     return part_of(&q, 0, 1);
 }
 static lg_tensor joint_value(lg_net *n, const char *name, int64_t tokens, int64_t width)
@@ -284,18 +281,17 @@ static struct sent project_gathered(lg_net *n, const struct lg_joint *j, struct 
                                     bool x_alone, const char *name)
 {
     const struct lg_cut cut = cut_both(n);
-    const struct stream_parts parts = parts_of_both(n, j, s.x.dim[1], x_alone, name);
-    const int count = parts.x.count;
+    struct stream_parts parts = parts_of_both(n, j, s.x.dim[1], x_alone, name);
     struct sent r = {.q = LG_NONE};
+    parts.x.together = parts.text.together = true;
     s = sort_out(n, j, lg_net_gather_tokens(n, lg_joint_tokens(n, j, s), &cut));
     if (x_alone) {
         const struct projected q =
-            project_own(n, j, s.x, (struct parts){&OF_X, 0, 1, name, LG_NONE});
+            project_own(n, j, s.x, (struct parts){.names = &OF_X, .count = 1, .name = name});
         r.q = part_of(&q, 0, 1);
     }
-    const struct projected of_x = project_own(n, j, s.x, parts.x),
-                           of_text = project_own(n, j, s.text, parts.text);
-    const lg_tensor x = together(n, &of_x, count), text = together(n, &of_text, count);
+    const lg_tensor x = project_own(n, j, s.x, parts.x).packed;
+    const lg_tensor text = project_own(n, j, s.text, parts.text).packed;
     r.both = joint_value(n, "joint", x.dim[1] + text.dim[1], x.dim[2]);
     for (int p = 0; p < n->sequence.degree; p++) {
         const struct lg_streams to = runs_of(n, j, r.both, p);
@@ -344,9 +340,14 @@ void lg_joint_unused_query(lg_net *n, const struct lg_joint *j, const char *name
 lg_tensor lg_joint_self_attention(lg_net *n, const struct lg_joint *j, lg_tensor x, bool of_both,
                                   const char *name)
 {
-    const struct parts all = {&OF_X, 0, 3, name, turns_with_norms(n, j) ? j->angles : LG_NONE};
+    const bool is_split = lg_net_is_split(n);
+    const struct parts all = {.names = &OF_X,
+                              .count = 3,
+                              .name = name,
+                              .angles = turns_with_norms(n, j) ? j->angles : LG_NONE,
+                              .together = is_split};
     const int64_t heads = j->config->heads;
-    if (!lg_net_is_split(n)) {
+    if (!is_split) {
         const struct projected p = project(n, j, x, all, NOWHERE);
         return attend(n, j,
                       &(struct asked){
@@ -356,7 +357,7 @@ lg_tensor lg_joint_self_attention(lg_net *n, const struct lg_joint *j, lg_tensor
     const bool gathers = n->sequence.kind == LG_SEQUENCE_FASTSEQ;
     const struct projected p = gathers ? project_own(n, j, lg_net_gather_tokens(n, x, &cut), all)
                                        : project(n, j, x, all, NOWHERE);
-    lg_tensor packed = together(n, &p, 3);
+    lg_tensor packed = p.packed;
     if (!gathers) packed = lg_net_all_tokens(n, packed, &cut, 3, heads);
     return lg_net_all_heads(n, attend_gathered(n, j, packed, LG_NONE), &cut, heads);
 }

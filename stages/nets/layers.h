@@ -220,8 +220,12 @@ lg_tensor lg_net_place_attention(lg_net *n, lg_tensor x, const struct lg_clip_at
 extern int64_t lg_net_place_heads_max;
 /* All tokens among each other, of packed q, k, v of own tokens (B, T, 3 H d); a split sequence by Ulysses: (B, T, H d). */
 lg_tensor lg_net_attend_packed(lg_net *n, lg_tensor packed, int64_t heads);
-/* The same of queries and keys that were normed, qk (B, T, 2 H d), and the values of what is packed. */
-lg_tensor lg_net_attend_normed(lg_net *n, lg_tensor qk, lg_tensor packed, int64_t heads);
+/* The same with queries and keys normed. */
+lg_tensor lg_net_attend_normed(lg_net *n, lg_tensor packed, const struct lg_head_norms *l,
+                               int64_t heads, const char *name);
+/* Packed parts of which the first ones are normed, as one value again: what an exchange wants. */
+lg_tensor lg_net_packed_norms(lg_net *n, lg_tensor packed, const struct lg_head_norms *l,
+                              const char *name);
 
 /* Of a sequence that is split, for other attentions; `cut` is that of their tokens, along dimension 1. */
 bool lg_net_is_split(const lg_net *n);

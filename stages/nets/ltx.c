@@ -42,8 +42,7 @@ static lg_tensor self_attention(lg_net *n, const struct lg_denoiser_config *c, l
     char name[LG_PARAM_NAME_BYTES];
     snprintf(name, sizeof name, "%s.attn1", block);
     lg_tensor packed = lg_net_linear(n, x, lg_model_qkv(c), "%s", name);
-    const lg_tensor qk = lg_net_head_norms(n, packed, &l, LG_NONE, name);
-    lg_tensor o = lg_net_attend_normed(n, qk, packed, c->heads);
+    lg_tensor o = lg_net_attend_normed(n, packed, &l, c->heads, name);
     return lg_net_linear(n, o, out, "%s.to_out.0", name);
 }
 

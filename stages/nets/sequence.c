@@ -78,18 +78,26 @@ lg_tensor lg_net_attend_packed(lg_net *n, lg_tensor packed, int64_t heads)
     return lg_net_all_heads(n, o, &n->tokens, heads);
 }
 
-lg_tensor lg_net_attend_normed(lg_net *n, lg_tensor qk, lg_tensor packed, int64_t heads)
+lg_tensor lg_net_packed_norms(lg_net *n, lg_tensor packed, const struct lg_head_norms *l,
+                              const char *name)
 {
-    const int64_t D = packed.dim[2] / 3, d = D / heads;
-    const lg_tensor v = lg_slice(packed, 2, 2 * D, D);
-    if (!lg_net_is_split(n))
-        return lg_net_attention(n, (struct lg_attention){.q = lg_net_heads(qk, heads, d, 0),
-                                                         .k = lg_net_heads(qk, heads, d, 1),
-                                                         .v = lg_split(v, 2, d)});
+    const int64_t normed = l->n_norms * l->heads * l->d, rest = packed.dim[2] - normed;
     lg_tensor all = lg_net_value(n, "q, k, v", packed);
-    lg_net_copy_features(n, qk, lg_slice(all, 2, 0, 2 * D));
-    lg_net_copy_features(n, v, lg_slice(all, 2, 2 * D, D));
-    return lg_net_attend_packed(n, all, heads);
+    lg_net_head_norms(n, packed, l, lg_slice(all, 2, 0, normed), name);
+    lg_net_copy_features(n, lg_slice(packed, 2, normed, rest), lg_slice(all, 2, normed, rest));
+    return all;
+}
+
+lg_tensor lg_net_attend_normed(lg_net *n, lg_tensor packed, const struct lg_head_norms *l,
+                               int64_t heads, const char *name)
+{
+    const int64_t d = packed.dim[2] / (3 * heads);
+    if (lg_net_is_split(n))
+        return lg_net_attend_packed(n, lg_net_packed_norms(n, packed, l, name), heads);
+    const lg_tensor qk = lg_net_head_norms(n, packed, l, LG_NONE, name);
+    return lg_net_attention(n, (struct lg_attention){.q = lg_net_heads(qk, heads, d, 0),
+                                                     .k = lg_net_heads(qk, heads, d, 1),
+                                                     .v = lg_net_heads(packed, heads, d, 2)});
 }
 
 static lg_tensor fastseq(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,

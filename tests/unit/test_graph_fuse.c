@@ -533,16 +533,24 @@ static void bias_of_values_in_front_of_what_is_normed(void)
 {
     attend_normed(wanted("x"), D, 0);
 }
-/* Part i of what is packed, of rows of 4 D, as a value of its own. */
+/* Part i of what is packed as a value of its own. */
 static lg_tensor copy_of_part(lg_tensor packed, int i)
 {
     lg_tensor y = lg_graph_value(f->g, "part", small_t3(f, B, T, D));
-    const lg_tensor rows = lg_at(packed, 0, small_t2(f, B * T, 4 * D));
+    const lg_tensor rows = lg_at(packed, 0, small_t2(f, B * T, packed.dim[2]));
     lg_copy_rows(f->s, &(struct lg_copy_rows_args){.x = lg_slice(rows, 1, i * D, D),
                                                    .y = lg_at(y, 0, small_t2(f, B * T, D))});
     return y;
 }
-/* Attention's values are a copy of what was packed, whose gradient comes when the norm's has; a fourth part's comes before. */
+/* Attention's values are a copy of what was packed, whose gradient comes before the norm's. */
+static void bias_of_values_copied(void)
+{
+    lg_tensor packed = small_linear(f, wanted("x"), weight(3 * D, D), bias_of(3 * D), LG_ACT_NONE);
+    lg_tensor qk = norm_vectors(lg_split(lg_slice(packed, 2, 0, 2 * D), 2, D));
+    end(small_attention(f, lg_slice(qk, 2, 0, D), lg_slice(qk, 2, D, D), copy_of_part(packed, 2),
+                        LG_NONE));
+}
+/* It comes when the norm's has; a fourth part's comes before. */
 static void bias_of_values_made_elsewhere(void)
 {
     lg_tensor packed = small_linear(f, wanted("x"), weight(4 * D, D), bias_of(4 * D), LG_ACT_NONE);
@@ -650,6 +658,7 @@ static void test_biases(void **state)
     OWN_BIASES(bias_before_a_norm_of_vectors_of_other_rows, 1);
     OWN_BIASES(bias_of_packed_and_normed, 0);
     OWN_BIASES(bias_of_values_in_front_of_what_is_normed, 1);
+    OWN_BIASES(bias_of_values_copied, 0);
     OWN_BIASES(bias_of_values_made_elsewhere, 1);
     OWN_BIASES(bias_before_an_activation, 0);
     OWN_BIASES(bias_before_a_linear, 1);
