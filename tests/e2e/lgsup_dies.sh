@@ -15,7 +15,7 @@ kill_until() {
     until $done; do
         [ $SECONDS -lt $end ] || return 1
         pids=$("$@")
-        [ -z "$pids" ] || kill -9 $pids 2>/dev/null
+        [ -z "$pids" ] || kill -9 $pids 2>/dev/null || true # one of them may have ended meanwhile
     done
 }
 
