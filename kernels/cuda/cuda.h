@@ -119,11 +119,11 @@ void cuda_column_sums(cudaStream_t stream, lg_tensor x, int64_t stride, lg_tenso
 void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward_data_args *a,
                             void *scratch);
 /* y (N) (+)= column sums of partial (chunks, N), in a fixed order. */
-/* partial: rows of `stride` floats, of which the first ones are y's. */
-void cuda_add_rows_of_sums(cudaStream_t stream, const float *partial, int64_t chunks,
-                           int64_t stride, lg_tensor y, bool accumulate);
 void cuda_add_partial_sums(cudaStream_t stream, const float *partial, int64_t chunks, lg_tensor y,
                            bool accumulate);
+/* The same of rows that lie `stride` floats apart. */
+void cuda_add_rows_of_sums(cudaStream_t stream, const float *partial, int64_t chunks,
+                           int64_t stride, lg_tensor y, bool accumulate);
 
 /* Whether a product of matrices with so many values (both factors and the result, in any order) goes to
  * tf32's tensor cores where that is the precision; gemm.c says why small ones do not. */

@@ -157,8 +157,8 @@ static __device__ __forceinline__ void produce(const forward_args &a, uint32_t s
                 });
             }
         }
-        if (KIND ==
-            OF_ONE) /* the other way of counting spills registers here, and this one there */
+        /* The other way of counting spills registers here, and this one there. */
+        if (KIND == OF_ONE)
             for (int i = (keys - 1) / KEYS; i >= 0; i--) {
                 const place within = {i * KEYS, at.head, at.sample};
                 fetch_pair<D>(a, r, shared, [&](uint32_t to, const tile_maps &from, uint32_t came) {

@@ -88,7 +88,7 @@ static __device__ __forceinline__ void put_box(const CUtensorMap *to, int column
                  : "memory");
 }
 /* What describes the rows from `at` on, which becomes their place within the stream. TWO: there may be a second one; without,
- * addresses are known, which the kernels of one stream are 3 % faster for. */
+ * addresses are known, which makes the forward of one stream 2 to 4 % faster. */
 template <bool TWO>
 static __device__ __forceinline__ const tensor_maps &stream_of(const streams &x, place &at)
 {

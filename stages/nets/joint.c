@@ -58,7 +58,7 @@ static struct projected norm_parts(lg_net *n, const struct lg_joint *j, lg_tenso
                                         .angles = p.angles};
     if (!j->norms) return (struct projected){packed, LG_NONE};
     if (p.together)
-        return (struct projected){lg_net_packed_norms(n, packed, &norms, p.name), LG_NONE};
+        return (struct projected){lg_net_packed_norms(n, packed, &norms, to, p.name), LG_NONE};
     return (struct projected){packed, lg_net_head_norms(n, packed, &norms, to, p.name)};
 }
 
@@ -86,16 +86,15 @@ static struct projected project_own(lg_net *n, const struct lg_joint *j, lg_tens
     return norm_parts(n, j, packed, p, own.count, LG_NONE);
 }
 
-/* All parts to such tokens of one value. */
-static void put_together(lg_net *n, const struct projected *p, int parts, lg_tensor to)
+/* All parts of x to such tokens of one value: of one sample where they lie, of several by a copy. */
+static void project_into(lg_net *n, const struct lg_joint *j, lg_tensor x, struct parts p,
+                         lg_tensor to)
 {
-    const int64_t W = to.dim[2] / parts;
-    if (!p->normed.rank) {
-        lg_net_copy_tokens(n, p->packed, to);
-        return;
-    }
-    lg_net_copy_tokens(n, p->normed, lg_slice(to, 2, 0, (parts - 1) * W));
-    lg_net_copy_tokens(n, part_of(p, parts - 1, parts), lg_slice(to, 2, (parts - 1) * W, W));
+    struct projected where = NOWHERE;
+    p.together = true;
+    if (n->batch == 1) *(j->norms ? &where.normed : &where.packed) = to;
+    const lg_tensor packed = project(n, j, x, p, where).packed;
+    if (n->batch > 1) lg_net_copy_tokens(n, packed, to);
 }
 
 /* Where queries and keys are normed they are turned on the way; but own tokens' angles are others in a split sequence,
@@ -249,15 +248,12 @@ static struct sent project_both(lg_net *n, const struct lg_joint *j, struct lg_s
 {
     const struct stream_parts p = parts_of_both(n, j, s.x.dim[1], x_alone, name);
     const int64_t T = s.x.dim[1], N = T + s.text.dim[1];
-    struct projected x, text;
     struct sent r = {joint_value(n, "joint", N, (int64_t)p.x.count * j->config->hidden), LG_NONE};
     const struct lg_streams to = in_both(j, r.both, T);
     if (x_alone) r.q = query_of_x(n, j, s.x, name);
-    if (j->text_first) text = project(n, j, s.text, p.text, NOWHERE);
-    x = project(n, j, s.x, p.x, NOWHERE);
-    if (!j->text_first) text = project(n, j, s.text, p.text, NOWHERE);
-    put_together(n, &x, p.x.count, to.x);
-    put_together(n, &text, p.x.count, to.text);
+    if (j->text_first) project_into(n, j, s.text, p.text, to.text);
+    project_into(n, j, s.x, p.x, to.x);
+    if (!j->text_first) project_into(n, j, s.text, p.text, to.text);
     return r;
 }
 

@@ -4,8 +4,10 @@
  *     q k v = linear(stream), of each stream by weights of its own; q, k through RMSNorm per head
  *     one attention over both streams' tokens behind each other, q and k turned (RoPE) where there are angles
  *
- * Where the sequence is split (sequence.h) each rank has a run of the texts' rows beside its run of the image's, and all
- * is one sequence of S + T tokens, of which each rank has its two runs behind each other: rank 0's, rank 1's, and so on.
+ * Each stream's queries, keys and values stay a tensor of their own, apart from the other's (ops.def: two streams), and so does
+ * what it gets. Where the sequence is split (sequence.h) they are brought together: each rank has a run of the texts' rows
+ * beside its run of the image's, and all is one sequence of S + T tokens, of which each rank has its two runs behind each
+ * other: rank 0's, rank 1's, and so on.
  * An attention does not see in which order its keys come but in rounding. */
 #pragma once
 #include "stages/nets/models.h"

@@ -351,22 +351,9 @@ static lg_tensor samples_of(lg_tensor t)
     return rows;
 }
 
-/* Sample b's tokens, a row each. */
-static lg_tensor tokens_of(lg_tensor t, int64_t b)
-{
-    lg_tensor rows = lg_at(t, b * t.stride[0], lg_t2(NULL, t.dtype, t.dim[1], t.dim[2]));
-    rows.stride[0] = t.stride[1];
-    return rows;
-}
-
 void lg_net_copy_tokens(lg_net *n, lg_tensor x, lg_tensor y)
 {
-    if (x.stride[1] == x.dim[2] && y.stride[1] == y.dim[2]) {
-        LG_NET_RECORD(n, copy_rows, .x = samples_of(x), .y = samples_of(y));
-        return;
-    }
-    for (int64_t b = 0; b < x.dim[0]; b++)
-        LG_NET_RECORD(n, copy_rows, .x = tokens_of(x, b), .y = tokens_of(y, b));
+    LG_NET_RECORD(n, copy_rows, .x = samples_of(x), .y = samples_of(y));
 }
 
 lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count)

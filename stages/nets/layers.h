@@ -174,7 +174,7 @@ struct lg_attention {
 lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);
 
 /* Tokens of several streams in one value (B, T + S, F), for one attention: each stream's are a part of every sample.
- * x (B, T, F), perhaps some of a token's features, to y, such a part of it; and tokens [from, from + count) of x (B, T, F) as a value of its own. */
+ * x (B, T, F) to y, such a part of it; and tokens [from, from + count) of x (B, T, F) as a value of its own. */
 void lg_net_copy_tokens(lg_net *n, lg_tensor x, lg_tensor y);
 lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count);
 /* x (B, T, F), which may be features of a wider value, to y, which may be such, too. */
@@ -223,9 +223,10 @@ lg_tensor lg_net_attend_packed(lg_net *n, lg_tensor packed, int64_t heads);
 /* The same with queries and keys normed. */
 lg_tensor lg_net_attend_normed(lg_net *n, lg_tensor packed, const struct lg_head_norms *l,
                                int64_t heads, const char *name);
-/* Packed parts of which the first ones are normed, as one value again: what an exchange wants. */
+/* Packed parts of which the first ones are normed, as one tensor again, which an exchange wants; all: where, tokens that lie
+ * together, or LG_NONE: a value. */
 lg_tensor lg_net_packed_norms(lg_net *n, lg_tensor packed, const struct lg_head_norms *l,
-                              const char *name);
+                              lg_tensor all, const char *name);
 
 /* Of a sequence that is split, for other attentions; `cut` is that of their tokens, along dimension 1. */
 bool lg_net_is_split(const lg_net *n);

@@ -79,10 +79,10 @@ lg_tensor lg_net_attend_packed(lg_net *n, lg_tensor packed, int64_t heads)
 }
 
 lg_tensor lg_net_packed_norms(lg_net *n, lg_tensor packed, const struct lg_head_norms *l,
-                              const char *name)
+                              lg_tensor all, const char *name)
 {
     const int64_t normed = l->n_norms * l->heads * l->d, rest = packed.dim[2] - normed;
-    lg_tensor all = lg_net_value(n, "q, k, v", packed);
+    if (!all.rank) all = lg_net_value(n, "q, k, v", packed);
     lg_net_head_norms(n, packed, l, lg_slice(all, 2, 0, normed), name);
     lg_net_copy_features(n, lg_slice(packed, 2, normed, rest), lg_slice(all, 2, normed, rest));
     return all;
@@ -93,7 +93,7 @@ lg_tensor lg_net_attend_normed(lg_net *n, lg_tensor packed, const struct lg_head
 {
     const int64_t d = packed.dim[2] / (3 * heads);
     if (lg_net_is_split(n))
-        return lg_net_attend_packed(n, lg_net_packed_norms(n, packed, l, name), heads);
+        return lg_net_attend_packed(n, lg_net_packed_norms(n, packed, l, LG_NONE, name), heads);
     const lg_tensor qk = lg_net_head_norms(n, packed, l, LG_NONE, name);
     return lg_net_attention(n, (struct lg_attention){.q = lg_net_heads(qk, heads, d, 0),
                                                      .k = lg_net_heads(qk, heads, d, 1),
