@@ -384,6 +384,24 @@ static void fill_inputs(struct denoiser_fixture *f)
     fill_texts(f, lengths);
 }
 
+static void keep_first(lg_tensor *t, int64_t batch)
+{
+    if (t->rank) *t = lg_slice(*t, 0, 0, t->dim[0] / DENOISER_FIXTURE_BATCH * batch);
+}
+
+static void keep_samples(struct denoiser_fixture *f, int64_t batch)
+{
+    struct lg_denoiser_input *in = &f->in;
+    lg_tensor *const all[] = {&in->x,     &in->t,        &in->label, &in->size,
+                              &in->ratio, &in->guidance, &f->out,    &f->dout};
+    for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) keep_first(all[i], batch);
+    for (size_t k = 0; k < LG_ARRAY_LEN(in->text); k++) {
+        keep_first(&in->text[k].states, batch);
+        keep_first(&in->text[k].pooled, batch);
+        keep_first(&in->text[k].length, batch);
+    }
+}
+
 static void open_mode(struct denoiser_fixture *f, const char *device, const char *isa,
                       const struct lg_denoiser_config *c, const struct lg_denoiser_mode *mode)
 {
@@ -398,6 +416,14 @@ static void open_mode(struct denoiser_fixture *f, const char *device, const char
     f->grads = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     fill_weights(f);
     fill_inputs(f);
+    keep_samples(f, mode->batch);
+}
+
+void denoiser_fixture_open_mode(struct denoiser_fixture *f, const char *device,
+                                const struct lg_denoiser_config *c,
+                                const struct lg_denoiser_mode *mode)
+{
+    open_mode(f, device, NULL, c, mode);
 }
 
 void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,

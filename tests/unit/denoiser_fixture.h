@@ -64,6 +64,10 @@ void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const
 /* The same, of a clip whose frames have timesteps of their own. */
 void denoiser_fixture_open_frames(struct denoiser_fixture *f, const char *device,
                                   const struct lg_denoiser_config *c);
+/* The same as mode says, of its first mode->batch samples. */
+void denoiser_fixture_open_mode(struct denoiser_fixture *f, const char *device,
+                                const struct lg_denoiser_config *c,
+                                const struct lg_denoiser_mode *mode);
 /* The same, trained as this says: `params` is that table, weights are those of their names all the same. */
 void denoiser_fixture_open_trained(struct denoiser_fixture *f, const char *device,
                                    const struct lg_denoiser_config *c,

@@ -57,7 +57,7 @@ static lg_tensor own_times(struct world *w, const struct rank *r)
 {
     const struct lg_denoiser_config *c = &w->f.config;
     const int64_t rows = lg_denoiser_time_rows(c, &r->band, true), k = r->band.height / rows;
-    const int64_t B = DENOISER_FIXTURE_BATCH;
+    const int64_t B = w->f.in.x.dim[0];
     lg_tensor t = lg_t1(NULL, w->f.type, B * k);
     t.data = alloc(w, lg_tensor_bytes(&t));
     for (int64_t i = 0; i < B * k; i++)
@@ -90,10 +90,11 @@ void world_open(struct world *w, const char *device, const struct lg_denoiser_co
                 const struct lg_denoiser_mode *mode)
 {
     *w = (struct world){.n = mode->sequence.degree};
-    if (mode->frame_times)
-        denoiser_fixture_open_frames(&w->f, device, c);
-    else
-        denoiser_fixture_open_trained(&w->f, device, c, &mode->training, NULL);
+    const struct lg_denoiser_mode whole = {.batch = mode->batch,
+                                           .train = true,
+                                           .training = mode->training,
+                                           .frame_times = mode->frame_times};
+    denoiser_fixture_open_mode(&w->f, device, c, &whole);
     for (int i = 0; i < w->n; i++) open_rank(w, i, *mode);
     for (int i = 0; i < w->n; i++) { /* who writes into it need not ask */
         int n[2], forward[2];

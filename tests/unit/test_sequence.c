@@ -256,6 +256,24 @@ static void test_ltx(void **state)
     check("ref64", &c, &mode);
 }
 
+/* One sample's tokens lie together: what streams project and norm goes straight where it is exchanged. */
+static void test_one_sample(void **state)
+{
+    (void)state;
+    struct lg_denoiser_config c[] = {dit(), denoiser_fixture_pixart(), denoiser_fixture_sd3(),
+                                     denoiser_fixture_sd3(), denoiser_fixture_flux()};
+    c[3].qk_norm = false;
+    c[3].dual[0] = 0;
+    for (size_t i = 0; i < LG_ARRAY_LEN(c); i++)
+        for (int k = 0; k < 2; k++) {
+            struct lg_denoiser_mode mode = split(3, (enum lg_sequence_kind)k);
+            mode.batch = 1;
+            check("ref64", &c[i], &mode);
+            mode.recompute = block;
+            check("host", &c[i], &mode);
+        }
+}
+
 /* Eight rows and four heads over three ranks: what has enough bytes on one of them alone waits on all. */
 static void test_offload(void **state)
 {
@@ -445,9 +463,9 @@ static void test_refused(void **state)
 
 /* ---- one rank ---- */
 
-static char *print_of(const struct lg_denoiser_config *c, struct lg_sequence s)
+static char *print_of(const struct lg_denoiser_config *c, int batch, struct lg_sequence s)
 {
-    const struct lg_denoiser_mode mode = {.batch = B, .train = true, .sequence = s};
+    const struct lg_denoiser_mode mode = {.batch = batch, .train = true, .sequence = s};
     char *text = NULL;
     size_t bytes = 0;
     lg_device *d;
@@ -459,6 +477,13 @@ static char *print_of(const struct lg_denoiser_config *c, struct lg_sequence s)
     return text;
 }
 
+static int lines_of(const char *text)
+{
+    int n = 0;
+    for (; *text; text++) n += *text == '\n';
+    return n;
+}
+
 static void test_one_rank_is_the_net(void **state)
 {
     (void)state;
@@ -467,7 +492,8 @@ static void test_one_rank_is_the_net(void **state)
     for (size_t i = 0; i < LG_ARRAY_LEN(c); i++)
         for (int k = 0; k < 2; k++) {
             const struct lg_sequence one = {.degree = 1, .kind = (enum lg_sequence_kind)k};
-            char *want = print_of(&c[i], (struct lg_sequence){0}), *got = print_of(&c[i], one);
+            char *want = print_of(&c[i], B, (struct lg_sequence){0}),
+                 *got = print_of(&c[i], B, one);
             assert_string_equal(got, want);
             assert_null(strstr(want, "exchange"));
             free(want);
@@ -475,23 +501,33 @@ static void test_one_rank_is_the_net(void **state)
         }
 }
 
+/* A graph has as many operations for few samples as for many. */
+static void test_many_samples(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config c[] = {denoiser_fixture_sd3(), denoiser_fixture_flux()};
+    for (size_t i = 0; i < LG_ARRAY_LEN(c); i++)
+        for (int k = 0; k < 2; k++) {
+            const struct lg_sequence two = {.degree = 2, .kind = (enum lg_sequence_kind)k};
+            char *few = print_of(&c[i], 2, two), *many = print_of(&c[i], 1100, two);
+            assert_int_equal(lines_of(many), lines_of(few));
+            free(few);
+            free(many);
+        }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dit),
-        cmocka_unit_test(test_pixart),
-        cmocka_unit_test(test_sd3),
-        cmocka_unit_test(test_flux),
-        cmocka_unit_test(test_latte),
-        cmocka_unit_test(test_ltx),
-        cmocka_unit_test(test_offload),
-        cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_trained_in_part),
-        cmocka_unit_test(test_inference),
-        cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_one_rank_is_the_net),
+        cmocka_unit_test(test_dit),          cmocka_unit_test(test_pixart),
+        cmocka_unit_test(test_sd3),          cmocka_unit_test(test_flux),
+        cmocka_unit_test(test_latte),        cmocka_unit_test(test_ltx),
+        cmocka_unit_test(test_one_sample),   cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_budget),       cmocka_unit_test(test_trained_in_part),
+        cmocka_unit_test(test_inference),    cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_one_rank_is_the_net),
+        cmocka_unit_test(test_many_samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
