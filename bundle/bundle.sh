@@ -97,7 +97,7 @@ if [ "$kind" = chaos ]; then
 else # examples without what is made for them
     example examples/*.toml examples/*/*.toml examples/*/*.md examples/emoji/vae examples/emoji/text_encoder examples/emoji-unet/unet
     mkdir -p "$new/gpu"
-    cp tests/gpu/*.sh tests/gpu/*.py "$new/gpu/"
+    cp tests/gpu/*.sh tests/gpu/*.py tests/chaos/nets.py "$new/gpu/"
 fi
 rm -rf "$dir"
 mv "$new" "$dir"

@@ -104,6 +104,9 @@ int lg_stage_error_of_key(const char *key, int rc);
 /* Opens it as the plan says, for `bytes` functions; the caller closes it. */
 int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int index,
                          lg_device **ret);
+/* For `bytes` functions of what has the host's device beside a GPU (lg_stage_host_device): an error that begins with the key which
+ * asks for it, where its backend is missing or does not open. */
+int lg_stage_plan_host_device(const lg_config *c, const lg_plan *p, lg_role role, const char *key);
 /* The same for a stage at work: opened once, closed by the stage after its regions. A stage may open
  * the devices of other instances too (the EMA keeper, the writer: the ranks'). */
 int lg_stage_device(lg_stage *st, lg_role role, int index, lg_device **ret);

@@ -54,6 +54,15 @@ int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int
     return open_device(name, p, role, ret);
 }
 
+int lg_stage_plan_host_device(const lg_config *c, const lg_plan *p, lg_role role, const char *key)
+{
+    lg_device *d;
+    if (p->is_described || lg_plan_gpu(c, role, 0) < 0) return 0;
+    LG_TRY(lg_stage_error_of_key(key, open_device("host", p, role, &d)));
+    lg_device_close(&d);
+    return 0;
+}
+
 /* Opened before? */
 static bool find_device(const lg_stage *st, int gpu, lg_device **ret)
 {

@@ -57,6 +57,8 @@ static int exchange_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     lg_params all;
     *ret_n = 0;
     if (p->hosts < 2) return 0;
+    if (lg_host_way_of(c) != LG_HOST_WAY_ON_GPU)
+        LG_TRY(lg_stage_plan_host_device(c, p, role, "hosts.transport"));
     const int ranks = p->instances[LG_ROLE_trainer];
     LG_ASSERT(cap > ranks);
     LG_TRY(lg_net_table_of(c, p, &net, &all));

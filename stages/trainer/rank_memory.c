@@ -360,6 +360,8 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     int n = 0, ranks = p->instances[LG_ROLE_trainer];
     struct rank_bytes of[LG_INSTANCES_MAX];
     LG_ASSERT(cap >= ROWS * ranks);
+    if (c->memory_offload_optimizer)
+        LG_TRY(lg_stage_plan_host_device(c, p, role, "memory.offload_optimizer"));
     LG_TRY(lg_net_table_of(c, p, &net, &all));
     params = lg_params_trained(&all);
     int rc = find_bytes(c, p, &net, &params, of);

@@ -4,13 +4,17 @@
 offloaded, gathered; besides, its processes are killed and the run is stopped and started again at random moments. Weights,
 average, optimizer state, metrics and ledger must be those of the first run.
 
-usage: nets.py --build DIR --home DIR [--seed N] [--runs N] [--only NET]
+usage: nets.py --build DIR --home DIR [--seed N] [--runs N] [--only NET,..] [--jobs N] [--gpus N]
 
-HOME gets models and data (made once), the run at work, and runs/bad.SEED.a and .b of what differed. Run N has seed SEED + N alone
-for its settings; when something is killed depends on the machine. Settings that do not go together are refused by lgsup with a
-reason (exit status 3), and counted. Exit 1: a run differed, hung, or ended in another way. Python's own library is enough.
+HOME gets models and data (made once), the runs at work, and runs/bad.SEED.a and .b of what differed. Run N has seed SEED + N alone
+for its settings; when something is killed depends on the machine. With --gpus N everything computes on N GPUs (DIR: a bundle), in any
+precision, with ranks and encoders on GPUs drawn for each run; half of the nets with attention then have heads of 64 and sequences long
+enough for the kernels that published models use. Settings that do not go together are refused by lgsup with a reason (exit status 3),
+and counted. --jobs pipelines are tried side by side. Exit 1: a run differed, hung, or ended in another way. Python's own library is
+enough.
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -22,14 +26,26 @@ import time
 
 NETS = ("dit", "pixart", "sd3", "flux", "sd2", "sdxl", "latte", "ltx")
 RUN_LIMIT_S = 120
+# What `wide` writes into a tiny transformer's config.json: heads of 64, and positions for wide pictures.
+WIDE = {
+    "dit": {"num_attention_heads": 3, "attention_head_dim": 64, "sample_size": 32},
+    "pixart": {"num_attention_heads": 3, "attention_head_dim": 64, "cross_attention_dim": 192, "sample_size": 48},
+    "sd3": {"num_attention_heads": 3, "attention_head_dim": 64, "caption_projection_dim": 192, "pos_embed_max_size": 32},
+    "flux": {"num_attention_heads": 3, "attention_head_dim": 64, "axes_dims_rope": [8, 28, 28]},
+    "latte": {"num_attention_heads": 3, "attention_head_dim": 64, "cross_attention_dim": 192, "sample_size": 48},
+    "ltx": {"num_attention_heads": 4, "attention_head_dim": 64, "cross_attention_dim": 256},
+}
 REFUSED, PARKED = 3, 11
 
 
 # ---- models and data ----
 
-def make(program, home):
+def make(build, home, gpus):
     """lg-random-model NAME ARGUMENTS: each appears whole or not at all."""
-    spiece = pathlib.Path(__file__).parents[2] / "examples/emoji/text_encoder/spiece.model"
+    program = build / "bin" / "lg-random-model"
+    pieces = "examples/emoji/text_encoder/spiece.model"
+    spiece = next(path for path in (build / pieces, pathlib.Path(__file__).parents[2] / pieces) if path.exists())
+    film = ["--format", "webp"] if gpus > 0 else []  # a bundle need not read films
 
     def one(name, *arguments):
         there, new = home / name, home / (name + ".new")
@@ -41,9 +57,27 @@ def make(program, home):
     for net in NETS:
         one(net, "pipeline", "--preset", "tiny-" + net, "--dtype", "f32", "--seed", "3", "--spiece", str(spiece))
     one("pictures", "pictures", "--count", "60", "--size", "48", "--ratio", "3", "--classes", "5", "--per-shard", "25")
-    one("clips", "clips", "--count", "30", "--size", "40", "--frames", "17", "--classes", "5", "--per-shard", "11")
+    one("clips", "clips", "--count", "30", "--size", "40", "--frames", "17", "--classes", "5", "--per-shard", "11", *film)
+    one("wide-pictures", "pictures", "--count", "60", "--size", "400", "--ratio", "3", "--classes", "5", "--per-shard", "25")
+    one("wide-clips", "clips", "--count", "30", "--size", "200", "--frames", "17", "--classes", "5", "--per-shard", "11", *film)
+    for net in WIDE:
+        wide(home / net, home / ("wide-" + net))
     one("more", "clips", "--count", "10", "--size", "40", "--frames", "17", "--classes", "5", "--format", "webp", "--seed", "5")
     spoil(home / "pictures", home / "spoiled")
+
+
+def wide(tiny, folder):
+    """The pipeline with a transformer of WIDE, which has no weights: for model.fresh."""
+    if folder.exists():
+        return
+    new = folder.with_suffix(".new")
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.copytree(tiny, new)
+    for weights in (new / "transformer").glob("*.safetensors"):
+        weights.unlink()
+    path = new / "transformer" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **WIDE[tiny.name]}))
+    new.rename(folder)
 
 
 def spoil(shards, folder):
@@ -120,6 +154,20 @@ def draw_data(d, net, home, s):
     return frames
 
 
+def draw_wide_data(d, net, home, s):
+    """The same, of pictures and clips that are 256 tokens and more."""
+    clips = net in ("latte", "ltx")
+    frames = d.of(9, 17) if net == "ltx" else d.of(2, 4) if clips else 1
+    s["data.path"] = str(home / ("wide-clips" if clips else "wide-pictures"))
+    s["data.void_ratio_max"] = 1
+    if clips:
+        s["data.frames"] = frames
+    s["data.size"] = 256 if net == "dit" else d.of(256, [256, 320], 384) if net != "ltx" else d.of(96, [128, 96], 192)
+    if net in ("sd3", "flux", "ltx") and d.chance(0.3):
+        s["data.buckets"] = ["128x96", "64x96"] if net == "ltx" else ["256x256", "256x320", "384x192"]
+    return frames
+
+
 def draw_sizes(d, net, frames, s):
     """Ranks, batches and chunks that go together; returns the micro-batches of a rank."""
     ranks = d.of(1, 1, 2, 2, 2, 3, 4)
@@ -138,7 +186,7 @@ def draw_sizes(d, net, frames, s):
 
 
 def draw_training(d, net, frames, s):
-    if d.chance(0.25):
+    if "model.fresh" not in s and d.chance(0.25):
         s.update({"adapter.kind": "lora", "adapter.rank": d.of(1, 4, 7, 16), "adapter.targets": d.of("attention", "linear")})
         if d.chance(0.3):
             s["model.frozen"] = d.of("fp8", "int8")
@@ -159,17 +207,22 @@ def draw_training(d, net, frames, s):
     s.update({"trainer.lr": d.of(1e-4, 1e-3, 5e-3), "trainer.max_steps": d.of(7, 11, 16), "ema.decay": d.of(0.9, 0.999)})
 
 
-def draw_settings(d, home, net):
+def draw_settings(d, home, net, gpus):
     """What decides bits; and which values of parallel.zero give the same ones."""
     s = {"pipeline": str(home / net), "job.name": "net", "job.seed": d.random.randrange(1000), "sample.captions": [],
          "supervisor.restarts_max": 1000}
-    frames = draw_data(d, net, home, s)
+    is_wide = gpus > 0 and net in WIDE and d.chance(0.5)
+    if is_wide:
+        s["pipeline"], s["model.fresh"] = str(home / ("wide-" + net)), True
+    frames = draw_wide_data(d, net, home, s) if is_wide else draw_data(d, net, home, s)
     micros = draw_sizes(d, net, frames, s)
     draw_training(d, net, frames, s)
+    if gpus > 0:
+        s["device"], s["precision"] = "cuda", d.of("bf16", "bf16", "fp16", "tf32", "fp32")
     return s, (0, 1, 2, 3) if micros == 1 else d.of((0, 1), (2, 3))
 
 
-def draw_free(d, s, zeros):
+def draw_free(d, s, zeros, gpus):
     """What decides none."""
     f = {role + ".instances": d.of(1, 1, 2, 3) for role in ("loader", "text", "vae")}
     batch, ranks = s["trainer.global_batch_size"], s["trainer.ranks"]
@@ -187,6 +240,8 @@ def draw_free(d, s, zeros):
             f["memory." + key] = True
     f.update({"text.memo": d.of("auto", "0", "64KiB"), "vae.memo": d.of("auto", "0", "64KiB"), "turns": d.of("auto", "always", "never"),
               "parallel.exchange": d.of("auto", "auto", "host"), "checkpoint.every": d.of(0, 1, 2, 3, 5), "checkpoint.keep": d.of(1, 2, 30)})
+    for role in ("trainer", "text", "vae") if gpus > 0 else ():
+        f[role + ".gpus"] = ",".join(map(str, d.random.sample(range(gpus), d.random.randint(1, gpus))))
     return f
 
 
@@ -206,7 +261,10 @@ class Run:
     def __init__(self, build, home, name):
         self.bin, self.dir, self.file = build / "bin", home / "runs" / name, home / "runs" / (name + ".toml")
         self.out, self.killed = home / "runs" / (name + ".out"), 0
-        self.env = dict(os.environ, XDG_RUNTIME_DIR=str(home / "runtime"))
+        self.env = {"LG_CUDA_CACHE": str(home / "algorithms.txt"), **os.environ, "XDG_RUNTIME_DIR": str(home / "runtime")}
+        self.remove()
+
+    def remove(self):
         for path in (self.file, self.out):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.dir, ignore_errors=True)
@@ -285,19 +343,19 @@ class Run:
                 shutil.copy(path, to)
 
 
-def try_one(seed, build, home, only):
+def try_one(seed, build, home, only, gpus):
     """What came of it, in a word, and what to print."""
     d = Draw(seed)
-    settings, zeros = draw_settings(d, home, only or d.of(*NETS))
-    first, second = Run(build, home, "a"), Run(build, home, "b")
-    code = first.go(d, {**settings, **draw_free(d, settings, zeros)})
+    settings, zeros = draw_settings(d, home, d.of(*only), gpus)
+    first, second = Run(build, home, f"{seed}.a"), Run(build, home, f"{seed}.b")
+    code = first.go(d, {**settings, **draw_free(d, settings, zeros, gpus)})
     if code != 0:
         return ("refused" if code == REFUSED else "parked" if code == PARKED else "bad"), first, second, first.says()
     for _ in range(d.of(0, 1, 1, 2)):
-        code = second.go(d, {**settings, **draw_free(d, settings, zeros)}, d.of(0, 0, 1), d.random.uniform(0.2, 1.2))
+        code = second.go(d, {**settings, **draw_free(d, settings, zeros, gpus)}, d.of(0, 0, 1), d.random.uniform(0.2, 1.2))
         if code == REFUSED:
             return "refused", first, second, second.says()
-    code = second.go(d, {**settings, **draw_free(d, settings, zeros)}, d.of(0, 1, 2, 4))
+    code = second.go(d, {**settings, **draw_free(d, settings, zeros, gpus)}, d.of(0, 1, 2, 4))
     if code != 0:
         return ("refused" if code == REFUSED else "bad"), first, second, second.says()
     a, b = first.result(), second.result()
@@ -311,22 +369,29 @@ def main():
     words.add_argument("--home", type=pathlib.Path, required=True)
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--runs", type=int, default=100)
-    words.add_argument("--only", choices=NETS)
+    words.add_argument("--only", default=",".join(NETS))
+    words.add_argument("--jobs", type=int, default=1)
+    words.add_argument("--gpus", type=int, default=0)
     words = words.parse_args()
+    only = words.only.split(",")
+    if not set(only) <= set(NETS):
+        raise SystemExit(f"--only: of {', '.join(NETS)}")
     build, home = words.build.resolve(), words.home.resolve()
     (home / "runs").mkdir(parents=True, exist_ok=True)
     (home / "runtime").mkdir(mode=0o700, exist_ok=True)
-    make(build / "bin" / "lg-random-model", home)
+    make(build, home, words.gpus)
     count, kills = {}, 0
-    for seed in range(words.seed, words.seed + words.runs):
-        word, first, second, says = try_one(seed, build, home, words.only)
-        count[word] = count.get(word, 0) + 1
-        kills += second.killed
-        if word != "same":
-            print(f"{seed} {word}: {says}", flush=True)
-        if word in ("bad", "parked"):
-            first.keep(f"bad.{seed}.a")
-            second.keep(f"bad.{seed}.b")
+    with concurrent.futures.ThreadPoolExecutor(words.jobs) as pool:
+        seeds = range(words.seed, words.seed + words.runs)
+        for seed, (word, first, second, says) in zip(seeds, pool.map(lambda seed: try_one(seed, build, home, only, words.gpus), seeds)):
+            count[word] = count.get(word, 0) + 1
+            kills += second.killed
+            if word != "same":
+                print(f"{seed} {word}: {says}", flush=True)
+            for run, letter in ((first, "a"), (second, "b")):
+                if word in ("bad", "parked"):
+                    run.keep(f"bad.{seed}.{letter}")
+                run.remove()
     print(", ".join(f"{n} {word}" for word, n in sorted(count.items())) + f"; {kills} killed")
     raise SystemExit(1 if count.get("bad") or count.get("parked") or not count.get("same") else 0)
 

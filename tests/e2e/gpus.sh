@@ -56,6 +56,13 @@ expect "contexts of cuda:1" 3 "$(awk '/^cuda:/ {d = $1} /CUDA contexts/ && d == 
 check "check creates nothing" test ! -e "$T/run"
 on "no cuDNN is said" 0 bare check -- 'cuDNN is missing' 'install it, or name libcudnn.so.9 in \$LG_CUDNN'
 
+# The stand-in's folder has no backend of the host.
+on "a state in host memory, no host's backend" 8 two check memory.offload_optimizer=true -- \
+    'memory\.offload_optimizer: no liblg-host\.so in '
+mkdir "$T/with-host"
+ln -s "$stub/liblg-cuda.so" "$LG_STUB_HOST" "$T/with-host/"
+stub=$T/with-host on "a state in host memory" 0 two check memory.offload_optimizer=true -- '^cuda:0  Stub H200'
+
 on "the EMA keeper is with every rank" 0 two check trainer.gpus=0,1 -- '^ema .*cuda:0,1 ' '^trainer .*cuda:0,1 '
 
 # ---- GPUs that are not here, without a backend for them ----
