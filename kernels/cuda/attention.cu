@@ -1,6 +1,6 @@
 /* Softmax attention without the tensor cores: heads up to HEAD_MAX, any lengths, key lengths, bias; fp32
  * arithmetic. For 16-bit types on 9.0 short_attention.cu and short_attention_forward.cu take 256 tokens,
- * long_attention.cu and long_attention_forward.cu 512 and more, and cudnn_attention.c what else it can, on other GPUs mma_attention.cu heads up to 128 without a bias;
+ * long_attention.cu and long_attention_forward.cu 512 and more, cross_attention.cu the backward to at most 128 keys, and cudnn_attention.c what else it can, on other GPUs mma_attention.cu heads up to 128 without a bias;
  * tiled_attention.cu the rest of the forward on 16 bytes, wide_attention.c wider heads; what is left, causal
  * attention, and fp32, comes here. Two streams are taken as they lie by long_attention.cu and long_attention_forward.cu, where they
  * end on 16 rows; for all others their tokens are brought together.
@@ -19,6 +19,7 @@
  * backward 4 tiles: 133 KB at d = 256, where a block may not have so much 2 that are loaded in turns.
  * Scratch: backward, (B, H, Tq) floats: delta. */
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/cross_attention.h"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/long_attention.h"
 #include "kernels/cuda/mma_attention.h"
@@ -683,10 +684,12 @@ size_t cuda_attention_backward_scratch(lg_cuda_device *d,
     }
     if (cuda_short_attention_takes(d, a)) return cuda_short_attention_scratch(a);
     int64_t B = a->q.dim[0], Tq = a->q.dim[1], H = a->q.dim[2], width = H * a->q.dim[3];
-    bool tiled = cuda_long_attention_takes(d, a);
-    bool own = tiled || cuda_mma_attention_backward_takes(d, a);
+    const bool few = cuda_cross_attention_takes(d, a), tiled = cuda_long_attention_takes(d, a);
+    const bool own = few || tiled || cuda_mma_attention_backward_takes(d, a);
     size_t cudnn = own ? 0 : lg_cudnn_attention_backward_scratch(d, a), sums = 0;
-    size_t delta = tiled ? cuda_long_attention_scratch(a) : (size_t)(B * Tq * H) * sizeof(float);
+    size_t delta = few     ? cuda_cross_attention_scratch(a)
+                   : tiled ? cuda_long_attention_scratch(a)
+                           : (size_t)(B * Tq * H) * sizeof(float);
     if (a->dbias.rank)
         sums = LG_MAX(cuda_column_sums_scratch(B * Tq, width),
                       cuda_column_sums_scratch(B * a->k.dim[1], width));
@@ -697,7 +700,9 @@ void cuda_attention_backward(lg_stream *s, const struct lg_attention_backward_ar
     const lg_cuda_device *d = lg_cuda_device_of(s);
     if (joins(d, a)) return lg_streams_backward(s, a, cuda_copy_rows, cuda_attention_backward);
     if (cuda_short_attention_takes(d, a)) return cuda_short_attention_backward(s, a);
-    if (cuda_long_attention_takes(d, a))
+    if (cuda_cross_attention_takes(d, a))
+        cuda_cross_attention_backward(s, a);
+    else if (cuda_long_attention_takes(d, a))
         cuda_long_attention_backward(s, a);
     else if (cuda_mma_attention_backward_takes(d, a) || !lg_cudnn_attention_backward(s, a))
         WITH_TYPE(a->q.dtype, T, backward<T>(s, a))

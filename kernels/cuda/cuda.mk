@@ -12,7 +12,7 @@ CUDA_FLAGS := -std=c++17 -O3 -lineinfo --compress-mode=size -Werror all-warnings
 # What wgmma and the like are for is code of 9.0 alone, and runs on no other GPU.
 CUDA_ARCHS  := 80 86 89 90 100 120
 CUDA_PTX    := 80 90
-CUDA_HOPPER := conv_weight gelu_product long_attention long_attention_forward short_attention \
+CUDA_HOPPER := conv_weight cross_attention gelu_product long_attention long_attention_forward short_attention \
                short_attention_forward tile_conv
 CUDA_CODE    = $(foreach a,$(patsubst 90,90a,$(CUDA_ARCHS)),-gencode=arch=compute_$a,code=sm_$a) \
                $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a,code=compute_$a)

@@ -66,19 +66,6 @@ struct item_of {
     }
 };
 
-/* The n-th use of one of N places, whose pairs of barriers begin at `pairs`: until it has come, or is free. */
-template <int N> static __device__ __forceinline__ uint32_t came(uint32_t pairs, int n)
-{
-    return pairs + n % N * 16;
-}
-template <int N> static __device__ __forceinline__ void wait_came(uint32_t pairs, int n)
-{
-    mbarrier_wait(came<N>(pairs, n), n / N % 2);
-}
-template <int N> static __device__ __forceinline__ void wait_free(uint32_t pairs, int n)
-{
-    mbarrier_wait(came<N>(pairs, n) + 8, n / N % 2 ^ 1);
-}
 /* The block's n-th item, or -1; by one lane or all of a warp. */
 template <int D> static __device__ __forceinline__ int number_of(uint32_t shared, int n, bool all)
 {

@@ -18,9 +18,6 @@ template <int D> struct dq_parts {
     static constexpr int N = MAIN + D % COLUMNS, SECOND = QUERIES == 128 ? 0 : MAIN;
     static constexpr int HALF = ROWS * N, FLOATS = GROUPS * HALF;
 };
-/* What P is multiplied with, and all that is made of it, until it is stored (long_attention.cu). */
-template <typename T> constexpr int WEIGHT_EXPONENT = std::is_same<T, bf16>::value ? 15 : 0;
-template <typename T> constexpr float weight_factor = 1 << WEIGHT_EXPONENT<T>;
 
 struct scratch_memory {
     float *dq; // (heads, blocks, halves, N / 8, threads, 4)

@@ -21,14 +21,19 @@ enum {
     ZEROS = 64 * REST_ROW
 }; /* bytes, but COLUMNS */
 
-/* What these kernels take: with heads of 64 also the few keys of a text, from so many queries on. The backward of 4 x 2496 queries of
- * 32 heads and 128 keys takes 0.19 ms and cuDNN's 0.17, of 16000 queries 0.29 and 0.54. */
+/* What these kernels take: with heads of 64 also the few keys of a text, from so many queries on. The backward to at most 128 keys is
+ * cross_attention.cu. (Of 4 x 2496 queries of 32 heads and 128 keys this one took 0.19 ms and cuDNN's 0.17, of 16000 queries 0.29 and
+ * 0.54.) */
 enum { FORWARD_FEW_KEYS = LONG_LEAST, BACKWARD_FEW_KEYS = 4096 };
 static inline bool long_enough(int64_t queries, int64_t keys, int64_t d, int few_keys)
 {
     if (d == 64 && keys >= LONG_LEAST_KEYS && queries >= few_keys) return true;
     return queries >= LONG_LEAST && keys >= LONG_LEAST;
 }
+
+/* What P is multiplied with in a backward, and all that is made of it, until it is stored. */
+template <typename T> constexpr int WEIGHT_EXPONENT = std::is_same<T, bf16>::value ? 15 : 0;
+template <typename T> constexpr float weight_factor = 1 << WEIGHT_EXPONENT<T>;
 
 template <int D> struct panels {
     static constexpr int COUNT = D / COLUMNS, STEPS = COUNT * COLUMNS / 16;
@@ -187,6 +192,22 @@ static inline bool all_whole(const tile_maps &x, int rows)
 static inline bool ends_on_rows(int first)
 {
     return first % SOME_ROWS == 0;
+}
+
+/* ---- places ---- */
+
+/* The n-th use of one of N places, whose pairs of barriers begin at `pairs`: until it has come, or is free. */
+template <int N> static __device__ __forceinline__ uint32_t came(uint32_t pairs, int n)
+{
+    return pairs + n % N * 16;
+}
+template <int N> static __device__ __forceinline__ void wait_came(uint32_t pairs, int n)
+{
+    mbarrier_wait(came<N>(pairs, n), n / N % 2);
+}
+template <int N> static __device__ __forceinline__ void wait_free(uint32_t pairs, int n)
+{
+    mbarrier_wait(came<N>(pairs, n) + 8, n / N % 2 ^ 1);
 }
 
 /* ---- operands ---- */
