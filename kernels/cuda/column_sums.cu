@@ -2,8 +2,8 @@
  *
  * A block takes 32 packs of columns (16 bytes a pack) of a chunk of rows: 8 warps take every eighth row,
  * two rows at a time so that enough loads are under way, and their sums are added in order. The chunks'
- * sums (chunks, N) in fp32 are then added by blocks of 32 columns: 8 warps take every eighth chunk, and
- * again in order. Chunks depend on M alone.
+ * sums (chunks, N) in fp32 are then added by blocks of 32 columns: 8 warps take every eighth chunk, or of many chunks 32 every
+ * 32nd, and again in order. Chunks depend on M alone.
  *
  * Rows of x may lie in a wider buffer; those on the way through an activation do not.
  *
@@ -65,15 +65,18 @@ static __global__ void __launch_bounds__(THREADS, ACT != LG_ACT_NONE ? 4 : 6)
     }
 }
 
-template <typename W>
-static __global__ void add_partial_kernel(const float *partial, W *y, int64_t chunks, int64_t N,
-                                          int64_t stride, bool accumulate)
+/* By so many warps that each has its chunks' sums on the way at once: what one waits for is memory, a thread or two at a time. */
+enum { ADDERS = 8, MANY_ADDERS = 32, CHUNKS_AT_ONCE = 16 };
+template <typename W, int WARPS>
+static __global__ void __launch_bounds__(WARP *WARPS)
+    add_partial_kernel(const float *partial, W *y, int64_t chunks, int64_t N, int64_t stride,
+                       bool accumulate)
 {
     __shared__ float sums[WARPS][WARP];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int64_t i = (int64_t)blockIdx.x * WARP + lane;
     float sum = 0;
-#pragma unroll 16
+#pragma unroll CHUNKS_AT_ONCE
     for (int64_t c = warp; i < N && c < chunks; c += WARPS) sum += partial[c * stride + i];
     sums[warp][lane] = sum;
     __syncthreads();
@@ -84,10 +87,16 @@ static __global__ void add_partial_kernel(const float *partial, W *y, int64_t ch
 void cuda_add_rows_of_sums(cudaStream_t stream, const float *partial, int64_t chunks,
                            int64_t stride, lg_tensor y, bool accumulate)
 {
-    int64_t N = lg_numel(&y);
-    WITH_TYPE(y.dtype, W,
-              (add_partial_kernel<W><<<(unsigned)ceil_div(N, WARP), THREADS, 0, stream>>>(
-                  partial, (W *)y.data, chunks, N, stride, accumulate)))
+    const int64_t N = lg_numel(&y);
+    const unsigned blocks = (unsigned)ceil_div(N, WARP);
+    WITH_TYPE(y.dtype, W, {
+        if (chunks <= ADDERS * CHUNKS_AT_ONCE)
+            add_partial_kernel<W, ADDERS><<<blocks, WARP * ADDERS, 0, stream>>>(
+                partial, (W *)y.data, chunks, N, stride, accumulate);
+        else
+            add_partial_kernel<W, MANY_ADDERS><<<blocks, WARP * MANY_ADDERS, 0, stream>>>(
+                partial, (W *)y.data, chunks, N, stride, accumulate);
+    })
     LG_CUDA_LAUNCHED();
 }
 void cuda_add_partial_sums(cudaStream_t stream, const float *partial, int64_t chunks, lg_tensor y,

@@ -1,5 +1,5 @@
 /* Forward of attention over many tokens on the tensor cores (wgmma): any numbers of queries and keys, d = 64, 72 or
- * 128, bf16 or fp16, no bias; with d = 64 key lengths.
+ * 128, bf16 or fp16, no bias; with d = 64 and 72 key lengths.
  *
  *     S = Q K^T,  P = exp(scale (S - top)),  o = P V / sum of P,  lse = scale top + log(sum of P)
  *
@@ -27,6 +27,7 @@
 #include "kernels/cuda/long_attention_tiles.cuh"
 
 enum { ROWS = 64, KEYS = 128, EIGHTS = KEYS / 8 }; /* of a warpgroup; of a tile */
+enum { FEW_LEAST = 16 };                           /* keys of a text, with heads of 64 and 72 */
 #define LEAST_SCORE (-1e30f)
 #define MOST_ABOVE  10.0f    /* log2 of the largest weight, where top has been looked at */
 #define MOST_IN_SUM 32768.0f /* of a thread's weights of a row of a tile */
@@ -500,7 +501,8 @@ static void launch_for(lg_stream *s, const struct lg_attention_forward_args *a)
 {
     const int64_t d = a->q.dim[3];
     const bool two = lie_apart(a->q, a->first_queries, a->first_keys);
-    if (a->k_length.data) return launch<T, 64, true, false>(s, a);
+    if (a->k_length.data)
+        return d == 64 ? launch<T, 64, true, false>(s, a) : launch<T, 72, true, false>(s, a);
     if (d == 64) return two ? launch<T, 64, false, true>(s, a) : launch<T, 64, false, false>(s, a);
     if (d == 72) return two ? launch<T, 72, false, true>(s, a) : launch<T, 72, false, false>(s, a);
     two ? launch<T, 128, false, true>(s, a) : launch<T, 128, false, false>(s, a);
@@ -513,9 +515,10 @@ bool cuda_long_attention_forward_takes(const lg_cuda_device *gpu,
     int64_t d = a->q.dim[3];
     if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72 && d != 128))
         return false;
-    if (!long_enough(a->q.dim[1], a->k.dim[1], d, FORWARD_FEW_KEYS)) return false;
+    const bool few = d <= 72 && a->q.dim[1] >= LONG_LEAST && a->k.dim[1] >= FEW_LEAST;
+    if (!few && !long_enough(a->q.dim[1], a->k.dim[1])) return false;
     if (a->bias.rank || a->causal || !(a->scale > 0)) return false;
-    if (a->k_length.rank && d != 64) return false;
+    if (a->k_length.rank && d == 128) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
     if (!ends_on_rows(a->first_queries) || !ends_on_rows(a->first_keys)) return false;

@@ -13,7 +13,7 @@
 #include "kernels/cuda/head_boxes.cuh"
 #include <limits.h>
 
-enum { GROUP = 128, LONG_LEAST = 512, LONG_LEAST_KEYS = 128 };
+enum { GROUP = 128, LONG_LEAST = 512 };
 enum {
     COLUMNS = SWIZZLED_COLUMNS,
     ROW = 128,
@@ -21,13 +21,9 @@ enum {
     ZEROS = 64 * REST_ROW
 }; /* bytes, but COLUMNS */
 
-/* What these kernels take: with heads of 64 also the few keys of a text, from so many queries on. The backward to at most 128 keys is
- * cross_attention.cu. (Of 4 x 2496 queries of 32 heads and 128 keys this one took 0.19 ms and cuDNN's 0.17, of 16000 queries 0.29 and
- * 0.54.) */
-enum { FORWARD_FEW_KEYS = LONG_LEAST, BACKWARD_FEW_KEYS = 4096 };
-static inline bool long_enough(int64_t queries, int64_t keys, int64_t d, int few_keys)
+/* What both kernels take. */
+static inline bool long_enough(int64_t queries, int64_t keys)
 {
-    if (d == 64 && keys >= LONG_LEAST_KEYS && queries >= few_keys) return true;
     return queries >= LONG_LEAST && keys >= LONG_LEAST;
 }
 

@@ -13,8 +13,8 @@
  * read once more (cuda_column_sums). Those of what else the layer made (rest) are summed by blocks, or turns, of their own.
  *
  * Wide vectors (whole tokens: LTX-Video norms all 2048 channels of queries and of keys), of which a token has one for each row of
- * w, are a team's: four or eight warps, which have a token's normed vectors at once, so that its angles are read once. A
- * block takes a token of all samples before the next token, whose angles are the same.
+ * w, are a team's: four or eight warps, which in the forward have a token's normed vectors at once, so that its angles are read
+ * once, in the backward one of them. A block takes a token of all samples before the next token, whose angles are the same.
  *
  * A token of many vectors (heads) has a block, and no dw: what its vectors have alike (angles, addresses) is worked out once,
  * and conversions go two at a time, for it is instructions that these kernels wait for, not memory.
@@ -609,7 +609,7 @@ static backward_way way_of(const struct lg_rms_norm_backward_args *a, bool fits)
     const int64_t tokens = a->dy.dim[0] * a->dy.dim[1], vectors = a->dy.dim[2], D = a->w.dim[1];
     const int64_t N = 16 / (int64_t)lg_dtype_bytes(a->w.dtype), packs = D / N;
     if (fits && is_wide(a->w, a->each, N)) {
-        const int64_t most = a->w.dim[0] == 1 ? 396 : 264;
+        const int64_t most = 132 * WIDE_BLOCKS / a->w.dim[0];
         const int64_t chunks = LG_MIN(ceil_div(tokens, WIDE_CHUNK_MIN), most);
         return {backward_way::WIDE, chunks, 0, chunks};
     }
@@ -640,16 +640,21 @@ size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
     return bytes;
 }
 
+template <typename T, int N, int TEAM>
+static void wide_backward_by(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
+{
+    const dim3 grid((unsigned)chunks, (unsigned)a.p.weights);
+    if (a.bias)
+        wide_backward_kernel<T, N, TEAM, true><<<grid, THREADS, 0, stream>>>(a);
+    else
+        wide_backward_kernel<T, N, TEAM, false><<<grid, THREADS, 0, stream>>>(a);
+    LG_CUDA_LAUNCHED();
+}
 template <typename T, int N>
 static void wide_backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
 {
-    WITH_TEAM(a.p, N, TEAM, W, {
-        if (a.bias)
-            wide_backward_kernel<T, N, TEAM, W, true><<<(unsigned)chunks, THREADS, 0, stream>>>(a);
-        else
-            wide_backward_kernel<T, N, TEAM, W, false><<<(unsigned)chunks, THREADS, 0, stream>>>(a);
-    });
-    LG_CUDA_LAUNCHED();
+    is_half_wide(a.p.D, N) ? wide_backward_by<T, N, 4>(stream, chunks, a)
+                           : wide_backward_by<T, N, 8>(stream, chunks, a);
 }
 
 template <typename T, int N>

@@ -5,6 +5,7 @@
 enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 4, LANE_PACKS = 4 /* in registers, at most */ };
 enum { CHUNKS_MAX = 512, CHUNK_MIN = 64 };
 enum { WIDE_PACKS = 2 /* of a lane */, WIDE_WEIGHTS = 2, WIDE_CHUNK_MIN = 8 };
+enum { WIDE_BLOCKS = 3 /* of the backward, in a multiprocessor */ };
 /* In the kernel of heads that sums columns: tokens that a block has under way, and its tokens at least; warps of a
  * multiprocessor, as registers allow. */
 enum { HEAD_TOKENS = 2, HEAD_CHUNK_MIN = 8, HEAD_WARPS_AT_ONCE = 24 };

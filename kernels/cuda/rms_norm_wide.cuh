@@ -12,10 +12,15 @@ static bool is_wide(const lg_tensor &w, int each, int64_t pack)
     return each == 1 && w.dim[0] <= WIDE_WEIGHTS && pack > 1 && packs > WARP * WIDE_PACKS * 2 &&
            packs <= WARP * WIDE_PACKS * WARPS;
 }
+/* Are four warps enough for a vector? Else eight. */
+static bool is_half_wide(int D, int pack)
+{
+    return ceil_div(D, pack) <= WARP * WIDE_PACKS * WARPS / 2;
+}
 /* Runs the body with TEAM warps a token, and W vectors of it. */
 #define WITH_TEAM(p, N, TEAM, W, ...)                                                              \
     do {                                                                                           \
-        const bool half_ = ceil_div((p).D, N) <= WARP * WIDE_PACKS * WARPS / 2;                    \
+        const bool half_ = is_half_wide((p).D, N);                                                 \
         TEAM_CASE(half_ && (p).weights == 1, 4, 1, TEAM, W, __VA_ARGS__)                           \
         TEAM_CASE(half_, 4, 2, TEAM, W, __VA_ARGS__)                                               \
         TEAM_CASE((p).weights == 1, 8, 1, TEAM, W, __VA_ARGS__)                                    \
@@ -132,14 +137,14 @@ struct sums_of_threads {
         return ((const float *)&four[n][thread])[e];
     }
 };
-/* The sums of a vector's columns, from its first four of them on, team by team in order, to a block's row of a.partial or a.bias. */
+/* The sums of a vector's columns, team by team in order, to a block's row of a.partial or a.bias. */
 template <int N, int TEAM>
 static __device__ __forceinline__ void store_wide_partial(float *partial, int D,
-                                                          const sums_of_threads &sums, int first)
+                                                          const sums_of_threads &sums)
 {
     constexpr int LANES = wide<TEAM>::LANES, FOURS = N / 4;
     for (int c = threadIdx.x; c < D; c += THREADS) {
-        const int pack = c / N, fours = first + pack / LANES * FOURS + c % N / 4;
+        const int pack = c / N, fours = pack / LANES * FOURS + c % N / 4;
         float all = 0;
 #pragma unroll
         for (int t = 0; t < wide<TEAM>::TEAMS; t++)
@@ -148,115 +153,107 @@ static __device__ __forceinline__ void store_wide_partial(float *partial, int D,
     }
 }
 
-/* BIASED: with the sums of what is written to dx, which are kept in shared memory: there are no registers left. */
-template <typename T, int N, int TEAM, int W, bool BIASED>
-static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
+/* A block has one of a token's vectors, that of w's row blockIdx.y, of a chunk of tokens; and in the end that share of the columns of
+ * what else is summed. (With both vectors of a token in a block, whose angles it then read once, two blocks had room in a
+ * multiprocessor, not three.) BIASED: with the sums of what is written to dx, which are kept in shared memory: there are no registers
+ * left. */
+template <typename T, int N, int TEAM, bool BIASED>
+static __global__ void __launch_bounds__(THREADS, WIDE_BLOCKS)
     wide_backward_kernel(const backward_args<T> a)
 {
     constexpr int LANES = wide<TEAM>::LANES, TEAMS = wide<TEAM>::TEAMS, PACKS = wide<TEAM>::PACKS;
-    constexpr int FOURS = PACKS * N / 4; /* of a thread's columns of a vector */
-    __shared__ float4 shared[(BIASED ? W : 1) * FOURS][THREADS];
+    constexpr int FOURS = PACKS * N / 4; /* of a thread's columns */
+    __shared__ float4 shared[FOURS][THREADS];
     const sums_of_threads sums = {shared};
-    __shared__ float told[2 * W * WARPS];
+    __shared__ float told[2 * WARPS];
     const uint32_t tokens = a.p.vectors / a.p.heads, samples = tokens / a.p.tokens;
     const uint32_t step = (tokens + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
     const uint32_t last = min(first + step, tokens);
-    const int lane = threadIdx.x % LANES * N;
-    float sum[W][PACKS][N] = {};
+    const int lane = threadIdx.x % LANES * N, vector = blockIdx.y, at = vector * a.p.D + lane;
+    const T *u_at = a.w + at;
+    float sum[PACKS][N] = {};
     int turns = 0;
-    for (int n = 0; BIASED && n < W * FOURS; n++) sums.four[n][threadIdx.x] = float4{};
+    for (int n = 0; BIASED && n < FOURS; n++) sums.four[n][threadIdx.x] = float4{};
     /* All teams take as many turns. */
     for (uint32_t turn = first; turn < last; turn += TEAMS, turns++) {
         const uint32_t k = turn + threadIdx.x / LANES;
         const bool there = k < last;
         const uint32_t token = wide_token(a.p, there ? k : first, samples);
-        const T *dy = a.dy + token * a.p.of_dy + lane;
-        const T *x = a.x + token * a.p.of_x + lane;
-        T *dx = a.dx + token * a.p.of_out + lane;
-        pack<T, N> px[W][PACKS] = {}, pd[W][PACKS] = {};
-        float mean[W] = {}, r[W];
+        const T *dy = a.dy + token * a.p.of_dy + at;
+        const T *x = a.x + token * a.p.of_x + at;
+        T *dx = a.dx + token * a.p.of_out + at;
+        pack<T, N> px[PACKS] = {}, pd[PACKS] = {};
+        float mean[1] = {};
+        const float r = a.rstd[(int64_t)token * a.p.weights + vector];
 #pragma unroll
-        for (int w = 0; w < W; w++) {
-            r[w] = a.rstd[(int64_t)token * W + w];
-#pragma unroll
-            for (int j = 0; j < PACKS; j++) {
-                const int i = j * LANES * N;
-                if (!there || i + lane >= a.p.D) continue;
-                px[w][j] = *(const pack<T, N> *)(x + w * a.p.D + i);
-                pd[w][j] = *(const pack<T, N> *)(dy + w * a.p.D + i);
-            }
+        for (int j = 0; j < PACKS; j++) {
+            const int i = j * LANES * N;
+            if (!there || i + lane >= a.p.D) continue;
+            px[j] = *(const pack<T, N> *)(x + i);
+            pd[j] = *(const pack<T, N> *)(dy + i);
         }
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
-            const int i = j * LANES * N + lane;
-            float c[N / 2], z[N / 2];
-            if (!there || i >= a.p.D) continue;
+            const int i = j * LANES * N;
+            float d[N], n[N], u[N];
+            if (!there || i + lane >= a.p.D) continue;
+            unpack<T, N>(pd[j], d);
             if (a.cosine) {
-                const int64_t from = a.p.angles(token) + i / 2;
+                float c[N / 2], z[N / 2];
+                const int64_t from = a.p.angles(token) + (i + lane) / 2;
                 read<float, N / 2>(a.cosine + from, c);
                 read<float, N / 2>(a.sine + from, z);
+                turn_pack<N>(d, c, z, -1);
+                pd[j] = packed<T, N>(d);
+                unpack<T, N>(pd[j], d);
             }
+            unpack<T, N>(px[j], n);
+            read<T, N>(u_at + i, u);
 #pragma unroll
-            for (int w = 0; w < W; w++) {
-                float d[N], n[N], u[N];
-                unpack<T, N>(pd[w][j], d);
-                if (a.cosine) {
-                    turn_pack<N>(d, c, z, -1);
-                    pd[w][j] = packed<T, N>(d);
-                    unpack<T, N>(pd[w][j], d);
-                }
-                unpack<T, N>(px[w][j], n);
-                read<T, N>(a.w + w * a.p.D + i, u);
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    n[e] *= r[w];
-                    sum[w][j][e] += d[e] * n[e];
-                    mean[w] += d[e] * u[e] * n[e];
-                }
+            for (int e = 0; e < N; e++) {
+                n[e] *= r;
+                sum[j][e] += d[e] * n[e];
+                mean[0] += d[e] * u[e] * n[e];
             }
         }
-        team_sums<TEAM, W>(mean, told, turns);
+        team_sums<TEAM, 1>(mean, told, turns);
+        const float slope = r * r * (mean[0] / (float)a.p.D);
 #pragma unroll
-        for (int w = 0; w < W; w++)
+        for (int j = 0; j < PACKS; j++) {
+            const int i = j * LANES * N;
+            float v[N], d[N], n[N], u[N], old[N];
+            if (!there || i + lane >= a.p.D) continue;
+            unpack<T, N>(pd[j], d);
+            unpack<T, N>(px[j], n);
+            read<T, N>(u_at + i, u);
+            if (a.accumulate) get<T, N>(dx + i, old);
 #pragma unroll
-            for (int j = 0; j < PACKS; j++) {
-                const int i = j * LANES * N;
-                const float slope = r[w] * r[w] * (mean[w] / (float)a.p.D);
-                float v[N], d[N], n[N], u[N], old[N];
-                if (!there || i + lane >= a.p.D) continue;
-                T *to = dx + w * a.p.D + i;
-                unpack<T, N>(pd[w][j], d);
-                unpack<T, N>(px[w][j], n);
-                read<T, N>(a.w + w * a.p.D + i + lane, u);
-                if (a.accumulate) get<T, N>(to, old);
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    v[e] = d[e] * u[e] * r[w] - n[e] * slope;
-                    if (a.accumulate) v[e] += old[e];
-                }
-                put<T, N>(to, v);
-#pragma unroll
-                for (int e = 0; BIASED && e < N; e += 4)
-                    sums.add(w * FOURS + (j * N + e) / 4, v + e);
+            for (int e = 0; e < N; e++) {
+                v[e] = d[e] * u[e] * r - n[e] * slope;
+                if (a.accumulate) v[e] += old[e];
             }
-    }
-    __syncthreads();
-    float *bias = a.bias + (int64_t)blockIdx.x * (W * a.p.D + a.rest_width);
-    for (int w = 0; BIASED && w < W; w++)
-        store_wide_partial<N, TEAM>(bias + w * a.p.D, a.p.D, sums, w * FOURS);
+            put<T, N>(dx + i, v);
 #pragma unroll
-    for (int w = 0; w < W; w++) {
-        if (!a.partial) break;
+            for (int e = 0; BIASED && e < N; e += 4) sums.add((j * N + e) / 4, v + e);
+        }
+    }
+    const int width = a.p.weights * a.p.D;
+    float *bias = a.bias + (int64_t)blockIdx.x * (width + a.rest_width);
+    __syncthreads();
+    if (BIASED) store_wide_partial<N, TEAM>(bias + vector * a.p.D, a.p.D, sums);
+    if (a.partial) {
         __syncthreads(); /* what was there has been read */
 #pragma unroll
-        for (int n = 0; n < FOURS; n++) sums.put(n, sum[w][n * 4 / N] + n * 4 % N);
+        for (int n = 0; n < FOURS; n++) sums.put(n, sum[n * 4 / N] + n * 4 % N);
         __syncthreads();
-        store_wide_partial<N, TEAM>(a.partial + ((int64_t)blockIdx.x * W + w) * a.p.D, a.p.D, sums,
-                                    0);
+        store_wide_partial<N, TEAM>(a.partial + (int64_t)blockIdx.x * width + vector * a.p.D, a.p.D,
+                                    sums);
     }
-    for (int i = (int)threadIdx.x * N; BIASED && i < a.rest_width; i += THREADS * N) {
+    const int share = (a.rest_width / N + a.p.weights - 1) / a.p.weights * N;
+    const int end = min(a.rest_width, (vector + 1) * share);
+    for (int i = vector * share + (int)threadIdx.x * N; BIASED && i < end; i += THREADS * N) {
         float rest[N];
         sum_rest<T, N>(a, i, first, last, 1, rest);
-        store<float, N>(bias + W * a.p.D + i, rest);
+        store<float, N>(bias + width + i, rest);
     }
 }
