@@ -219,6 +219,8 @@ def draw_settings(d, home, net, gpus):
     draw_training(d, net, frames, s)
     if gpus > 0:
         s["device"], s["precision"] = "cuda", d.of("bf16", "bf16", "fp16", "tf32", "fp32")
+        if d.chance(0.25):
+            s["memory.offload_optimizer"] = True  # the host rounds otherwise than a GPU
     return s, (0, 1, 2, 3) if micros == 1 else d.of((0, 1), (2, 3))
 
 
@@ -236,7 +238,7 @@ def draw_free(d, s, zeros, gpus):
     if d.chance(0.4):
         f["memory.recompute"] = d.of("norms", "mlp", "block", [0], "every:2", "ratio:0.5", "uniform:1", "uniform:2")
     for key, p in (("offload_activations", 0.3), ("offload_optimizer", 0.25), ("offload_ema", 0.2), ("cast_weights", 0.25)):
-        if d.chance(p) and not (key == "cast_weights" and "memory.offload_optimizer" in f):
+        if d.chance(p) and not (key == "cast_weights" and "memory.offload_optimizer" in {**s, **f}) and not (key == "offload_optimizer" and gpus > 0):
             f["memory." + key] = True
     f.update({"text.memo": d.of("auto", "0", "64KiB"), "vae.memo": d.of("auto", "0", "64KiB"), "turns": d.of("auto", "always", "never"),
               "parallel.exchange": d.of("auto", "auto", "host"), "checkpoint.every": d.of(0, 1, 2, 3, 5), "checkpoint.keep": d.of(1, 2, 30)})

@@ -131,7 +131,7 @@ tests_of_file() {
     stages/ckpt/publish.* | stages/ckpt/retention.*) echo ckpt_files ckpt sim_disk e2e:hosts_files ;;
     stages/ckpt/checkpoint.*) echo ckpt_files ckpt ;;
     kernels/*) echo heartbeat ;;
-    stages/stage_memory.*) echo heartbeat ;;
+    stages/stage_memory.*) echo heartbeat e2e:gpus ;;
     stages/io/picture*) echo picture_work picture sizes ;;
     stages/io/order.* | config/buckets.*) echo order buckets e2e:buckets ;;
     stages/io/fit.* | stages/io/resize* | stages/io/wide.*) echo samples sizes picture ;;
