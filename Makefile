@@ -230,6 +230,7 @@ e2e-programs: $(E2E) $(STUB) $(STALL)
 unit: all $(UNIT)
 	$(Q)UNIT_JOBS=$(JOBS) tests/run_unit.sh $(BUILD)
 
+check check-all: DEPS += python3
 check: deps
 	$(Q)tests/check.sh $(BUILD) $(JOBS)
 

@@ -3,7 +3,7 @@
 # Targets: micro-data   models and pictures of examples/micro
 # Targets: micro-video  and its clips
 # Targets: chaos        the crash campaign: KILLS=20000 SEED=1 JOBS=1; writes docs/reliability.md
-# Targets: chaos-nets   random pipelines of every net, run twice: RUNS=200 SEED=1 ONLY=flux (python3)
+# Targets: chaos-nets   random pipelines of every net, run twice: RUNS=200 SEED=1 ONLY=flux STAND_IN=1 (python3)
 # Targets: chaos-hosts  several hosts under fire: KILLS=500 DEATHS=100 CUTS=50 LEADERS=20 SEED=1 (root; tests/hosts/README.md)
 # Targets: chaos-bundle the campaign for another machine: relocatable directory build/chaos-bundle
 
@@ -67,9 +67,9 @@ chaos: deps
 
 chaos-nets: DEPS += python3
 chaos-nets: deps
-	$(Q)$(MAKE) -s -j$(shell nproc) all example-data
+	$(Q)$(MAKE) -s -j$(shell nproc) all example-data e2e-programs
 	$(Q)python3 tests/chaos/nets.py --build $(BUILD) --home $(BUILD)/chaos-nets --seed $(SEED) --runs $(or $(RUNS),200) \
-	    $(if $(ONLY),--only $(ONLY))
+	    --jobs $(shell nproc) $(if $(ONLY),--only $(ONLY)) $(if $(STAND_IN),--stand-in)
 
 chaos-hosts: KILLS = 500
 chaos-hosts: DEPS += iproute2

@@ -4,12 +4,13 @@
 offloaded, gathered; besides, its processes are killed and the run is stopped and started again at random moments. Weights,
 average, optimizer state, metrics and ledger must be those of the first run.
 
-usage: nets.py --build DIR --home DIR [--seed N] [--runs N] [--only NET,..] [--jobs N] [--gpus N]
+usage: nets.py --build DIR --home DIR [--seed N] [--runs N] [--only NET,..] [--jobs N] [--gpus N | --stand-in]
 
 HOME gets models and data (made once), the runs at work, and runs/bad.SEED.a and .b of what differed. Run N has seed SEED + N alone
 for its settings; when something is killed depends on the machine. With --gpus N everything computes on N GPUs (DIR: a bundle), in any
 precision, with ranks and encoders on GPUs drawn for each run; half of the nets with attention then have heads of 64 and sequences long
-enough for the kernels that published models use. Settings that do not go together are refused by lgsup with a reason (exit status 3),
+enough for the kernels that published models use. --stand-in does so with the two GPUs of tests/stub, which compute on the host, in memory
+that nobody may take for the host's, and as late as they may; they reach each other or not. Settings that do not go together are refused by lgsup with a reason (exit status 3),
 and counted. --jobs pipelines are tried side by side. Exit 1: a run differed, hung, or ended in another way. Python's own library is
 enough.
 """
@@ -26,6 +27,7 @@ import time
 
 NETS = ("dit", "pixart", "sd3", "flux", "sd2", "sdxl", "latte", "ltx")
 RUN_LIMIT_S = 120
+STAND_IN = {}  # of --stand-in: what its programs find in their environment
 # What `wide` writes into a tiny transformer's config.json: heads of 64, and positions for wide pictures.
 WIDE = {
     "dit": {"num_attention_heads": 3, "attention_head_dim": 64, "sample_size": 32},
@@ -211,14 +213,14 @@ def draw_settings(d, home, net, gpus):
     """What decides bits; and which values of parallel.zero give the same ones."""
     s = {"pipeline": str(home / net), "job.name": "net", "job.seed": d.random.randrange(1000), "sample.captions": [],
          "supervisor.restarts_max": 1000}
-    is_wide = gpus > 0 and net in WIDE and d.chance(0.5)
+    is_wide = gpus > 0 and not STAND_IN and net in WIDE and d.chance(0.5)
     if is_wide:
         s["pipeline"], s["model.fresh"] = str(home / ("wide-" + net)), True
     frames = draw_wide_data(d, net, home, s) if is_wide else draw_data(d, net, home, s)
     micros = draw_sizes(d, net, frames, s)
     draw_training(d, net, frames, s)
     if gpus > 0:
-        s["device"], s["precision"] = "cuda", d.of("bf16", "bf16", "fp16", "tf32", "fp32")
+        s["device"], s["precision"] = "cuda", "fp32" if STAND_IN else d.of("bf16", "bf16", "fp16", "tf32", "fp32")
         if d.chance(0.25):
             s["memory.offload_optimizer"] = True  # the host rounds otherwise than a GPU
     return s, (0, 1, 2, 3) if micros == 1 else d.of((0, 1), (2, 3))
@@ -302,6 +304,11 @@ class Run:
     def go(self, d, settings, kills=0, stop_after=None):
         """lgsup's exit status; None: it hung. It is stopped after so many seconds."""
         self.write(settings)
+        if STAND_IN:
+            self.env.update(STAND_IN, LG_STUB=d.of("two", "two", "apart"))
+            self.env.pop("LG_STUB_LATE", None)
+            if d.chance(0.5):
+                self.env["LG_STUB_LATE"] = "1"
         began, kills, again = time.monotonic(), self.killed + kills, 0
         with open(self.out, "a") as out:
             lgsup = subprocess.Popen([self.bin / "lgsup", "start", self.file], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self.env)
@@ -374,12 +381,20 @@ def main():
     words.add_argument("--only", default=",".join(NETS))
     words.add_argument("--jobs", type=int, default=1)
     words.add_argument("--gpus", type=int, default=0)
+    words.add_argument("--stand-in", action="store_true")
     words = words.parse_args()
     only = words.only.split(",")
     if not set(only) <= set(NETS):
         raise SystemExit(f"--only: of {', '.join(NETS)}")
     build, home = words.build.resolve(), words.home.resolve()
     (home / "runs").mkdir(parents=True, exist_ok=True)
+    if words.stand_in:
+        words.gpus, backends = 2, home / "backends"
+        backends.mkdir(exist_ok=True)
+        for backend in (build / "tests/stub/liblg-cuda.so", build / "lib/liblg-host.so"):
+            (backends / backend.name).unlink(missing_ok=True)
+            (backends / backend.name).symlink_to(backend)
+        STAND_IN.update(LG_BACKEND_DIR=str(backends), LG_STUB_MEMORY="1", LG_STUB_HOST=str(build / "lib/liblg-host.so"))
     (home / "runtime").mkdir(mode=0o700, exist_ok=True)
     make(build, home, words.gpus)
     count, kills = {}, 0
