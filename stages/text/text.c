@@ -108,8 +108,8 @@ static int private_bytes(const lg_plan *p, const struct text *x, size_t *ret)
     return 0;
 }
 
-/* A region that several instances name counts once. rows[*n - 1] is that of the shard. */
-static void add_copy(const lg_config *c, lg_role role, int k, int instance,
+/* A region that several instances name counts once. */
+static void add_copy(const lg_config *c, lg_role role, int k, int instance, size_t bytes,
                      struct lg_stage_bytes *rows, int *n)
 {
     const int gpu = lg_plan_gpu(c, role, instance);
@@ -118,8 +118,15 @@ static void add_copy(const lg_config *c, lg_role role, int k, int instance,
     snprintf(rows[*n].name, sizeof rows[*n].name, "%s/%d/weights/%d", lg_text_keys(c, role).section,
              k, gpu);
     lg_stage_device_name(c, role, instance, rows[*n].device);
-    rows[*n].bytes = rows[*n - 1].bytes;
-    ++*n;
+    rows[(*n)++].bytes = bytes;
+}
+/* Has an instance its GPU where the shard has? Where GPUs are apart, nobody else makes or reads it there. */
+static bool has_reader(const lg_config *c, const lg_plan *p, lg_role role, int shard)
+{
+    if (!p->apart) return true;
+    for (int i = 0; i < p->instances[role]; i++)
+        if (lg_plan_gpu(c, role, i) == lg_plan_gpu(c, role, shard)) return true;
+    return false;
 }
 
 /* On a device that is planned with. */
@@ -161,13 +168,15 @@ static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     LG_TRY(weight_bytes(c, p, &x, shard, &net));
     size_t remote[LG_INSTANCES_MAX] = {0}; /* copies of shards on other GPUs */
     for (int k = 0; k < t->shards; k++) {
-        snprintf(rows[n].name, sizeof rows[n].name, "%s/%d/weights", keys.section, k);
-        lg_stage_device_name(c, role, k, rows[n].device);
-        rows[n++].bytes = shard[k];
+        if (has_reader(c, p, role, k)) {
+            snprintf(rows[n].name, sizeof rows[n].name, "%s/%d/weights", keys.section, k);
+            lg_stage_device_name(c, role, k, rows[n].device);
+            rows[n++].bytes = shard[k];
+        }
         for (int i = 0; i < instances; i++) {
             if (lg_plan_gpu(c, role, i) == lg_plan_gpu(c, role, k)) continue;
             if (p->apart)
-                add_copy(c, role, k, i, rows, &n);
+                add_copy(c, role, k, i, shard[k], rows, &n);
             else
                 remote[i] += shard[k];
         }

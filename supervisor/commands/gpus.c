@@ -9,9 +9,15 @@
 enum { OUTPUT_BYTES_MAX = 1 << 18 };
 #define BYTES_MAX 9007199254740992.0 /* 2^53: JSON numbers are doubles */
 
+/* Has the role a process there, or a shard, of which a text's encoder may have more than processes? */
 static bool role_uses(const lg_config *c, const lg_plan *p, lg_role r, int number)
 {
-    for (int i = 0; i < p->instances[r]; i++)
+    int n = p->instances[r];
+    if (lg_role_is_text(r) && n > 0) {
+        const int k = lg_plan_text_of(p, r);
+        n = LG_MAX(n, k >= 0 ? p->text[k].shards : 0);
+    }
+    for (int i = 0; i < n; i++)
         if (lg_plan_gpu(c, r, i) == number) return true;
     return false;
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Random pipelines: every net, with settings drawn at random, is run twice. What the second run has otherwise decides no bit
 (docs/config.md: keys without "bits"): instances, windows, memos, how the state is cut and where it lies, what is recomputed,
-offloaded, gathered; besides, its processes are killed and the run is stopped and started again at random moments. Weights,
-average, optimizer state, metrics and ledger must be those of the first run.
+offloaded, gathered; besides, its processes are killed, it is told to scale and to swap, and is stopped and started again at random
+moments. Weights, average, optimizer state, metrics and ledger must be those of the first run.
 
 usage: nets.py --build DIR --home DIR [--seed N] [--runs N] [--only NET,..] [--jobs N] [--gpus N | --stand-in]
 
@@ -264,7 +264,7 @@ def toml(value):
 class Run:
     def __init__(self, build, home, name):
         self.bin, self.dir, self.file = build / "bin", home / "runs" / name, home / "runs" / (name + ".toml")
-        self.out, self.killed = home / "runs" / (name + ".out"), 0
+        self.out, self.killed, self.obeyed = home / "runs" / (name + ".out"), 0, 0
         self.env = {"LG_CUDA_CACHE": str(home / "algorithms.txt"), **os.environ, "XDG_RUNTIME_DIR": str(home / "runtime")}
         self.remove()
 
@@ -301,7 +301,14 @@ class Run:
             except ProcessLookupError:
                 pass
 
-    def go(self, d, settings, kills=0, stop_after=None):
+    def order(self, d):
+        """Another number of encoders or loaders, or a process for another one. It may be refused, as when the run has ended."""
+        role = d.of("loader", "text", "vae")
+        words = ["scale", role, str(d.of(1, 2, 3))] if d.chance(0.6) else ["swap", d.of(role, "ema", "ckpt", "trainer")]
+        self.orders.append(subprocess.Popen([self.bin / "lgsup", *words, self.dir], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                            stderr=subprocess.DEVNULL, env=self.env))
+
+    def go(self, d, settings, kills=0, stop_after=None, orders=0):
         """lgsup's exit status; None: it hung. It is stopped after so many seconds."""
         self.write(settings)
         if STAND_IN:
@@ -309,7 +316,8 @@ class Run:
             self.env.pop("LG_STUB_LATE", None)
             if d.chance(0.5):
                 self.env["LG_STUB_LATE"] = "1"
-        began, kills, again = time.monotonic(), self.killed + kills, 0
+        began, kills, again, ordered = time.monotonic(), self.killed + kills, 0, d.random.uniform(0.2, 1)
+        self.orders = []
         with open(self.out, "a") as out:
             lgsup = subprocess.Popen([self.bin / "lgsup", "start", self.file], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self.env)
         while lgsup.poll() is None:
@@ -319,14 +327,21 @@ class Run:
                     os.kill(pid, signal.SIGKILL)
                 lgsup.kill()
                 lgsup.wait()
+                for order in self.orders:
+                    order.kill()
                 return None
             if stop_after is not None and now > stop_after:
-                subprocess.run([self.bin / "lgsup", "stop", self.dir], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=self.env, timeout=RUN_LIMIT_S)
+                self.orders.append(subprocess.Popen([self.bin / "lgsup", "stop", self.dir], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                                    stderr=subprocess.DEVNULL, env=self.env))
                 stop_after = None
             if self.killed < kills and now > again:
                 self.kill_one(d)
                 again = now + d.random.expovariate(4)
+            if len(self.orders) < orders and now > ordered:
+                self.order(d)
+                ordered = now + d.random.expovariate(3)
             time.sleep(0.01)
+        self.obeyed += sum(order.wait(RUN_LIMIT_S) == 0 for order in self.orders)
         return lgsup.returncode
 
     def says(self):
@@ -364,7 +379,7 @@ def try_one(seed, build, home, only, gpus):
         code = second.go(d, {**settings, **draw_free(d, settings, zeros, gpus)}, d.of(0, 0, 1), d.random.uniform(0.2, 1.2))
         if code == REFUSED:
             return "refused", first, second, second.says()
-    code = second.go(d, {**settings, **draw_free(d, settings, zeros, gpus)}, d.of(0, 1, 2, 4))
+    code = second.go(d, {**settings, **draw_free(d, settings, zeros, gpus)}, d.of(0, 1, 2, 4), orders=d.of(0, 0, 1, 3))
     if code != 0:
         return ("refused" if code == REFUSED else "bad"), first, second, second.says()
     a, b = first.result(), second.result()
@@ -397,19 +412,20 @@ def main():
         STAND_IN.update(LG_BACKEND_DIR=str(backends), LG_STUB_MEMORY="1", LG_STUB_HOST=str(build / "lib/liblg-host.so"))
     (home / "runtime").mkdir(mode=0o700, exist_ok=True)
     make(build, home, words.gpus)
-    count, kills = {}, 0
+    count, kills, orders = {}, 0, 0
     with concurrent.futures.ThreadPoolExecutor(words.jobs) as pool:
         seeds = range(words.seed, words.seed + words.runs)
         for seed, (word, first, second, says) in zip(seeds, pool.map(lambda seed: try_one(seed, build, home, only, words.gpus), seeds)):
             count[word] = count.get(word, 0) + 1
             kills += second.killed
+            orders += second.obeyed
             if word != "same":
                 print(f"{seed} {word}: {says}", flush=True)
             for run, letter in ((first, "a"), (second, "b")):
                 if word in ("bad", "parked"):
                     run.keep(f"bad.{seed}.{letter}")
                 run.remove()
-    print(", ".join(f"{n} {word}" for word, n in sorted(count.items())) + f"; {kills} killed")
+    print(", ".join(f"{n} {word}" for word, n in sorted(count.items())) + f"; {kills} killed, {orders} orders obeyed")
     raise SystemExit(1 if count.get("bad") or count.get("parked") or not count.get("same") else 0)
 
 

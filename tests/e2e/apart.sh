@@ -113,6 +113,17 @@ for more in parallel.zero=0 parallel.zero=1 parallel.zero=2 parallel.zero=3 para
         check "late, $more, micro-batches of $micro: byte-identical to the host" same_files "$host" "$T/late.$more.$micro" 20
     done
 done
+# A shard alone lies on the GPU that is out of reach, as after a restart with fewer encoders than there are shards.
+shard=(--set device=cuda --set trainer.gpus=1 --set vae.gpus=1 --set text.gpus=1,0 --set text.instances=1 --set text.shards=2)
+timeout 60 "$LGSUP" check "$TINY" "${shard[@]}" --set job.dir="$T/none" >"$out" 2>&1
+check "check: a shard out of reach" grep -q 'goes through host memory: cuda:[01] cannot reach the memory of cuda:[01]' "$out"
+expect "check: it comes to where it is read, and lies nowhere else" text/1/weights/1 "$(awk '$1 ~ /^text.1/ {print $1}' "$out")"
+LG_STUB=two timeout 60 "$LGSUP" check "$TINY" "${shard[@]}" --set job.dir="$T/none" >"$out" 2>&1
+check "check: a GPU that has a shard alone is looked at" grep -q '^cuda:0  Stub H200' "$out"
+tiny "$T/shard" "${shard[@]}" --set trainer.micro_batch_size=4 --set trainer.max_steps=20
+expect "late, a shard out of reach" 0 $?
+host parallel.zero=1 4
+check "late, a shard out of reach: byte-identical to the host" same_files "$host" "$T/shard" 20
 check "late: the plan says how" jq -e '.apart == 1' "$T/late.parallel.zero=1.4/plan.json"
 key=("${gpus[@]}")
 for zero in 1 3; do

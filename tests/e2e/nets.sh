@@ -10,7 +10,7 @@ same() { # NAME [option ...]
     shift
     python3 "$e2e_root/tests/chaos/nets.py" --build "$e2e_build" --home "$T/nets" --seed "$seed" --runs $runs "$@" >"$T/said" 2>&1
     line=$(tail -n 1 "$T/said")
-    if grep -Eq '^([0-9]+ refused, )?[0-9]+ same; [0-9]+ killed$' <<<"$line"; then
+    if grep -Eq '^([0-9]+ refused, )?[0-9]+ same; [0-9]+ killed, [0-9]+ orders obeyed$' <<<"$line"; then
         ok "$what: $line"
     else
         fail "$what" "$(grep -v refused "$T/said" | head -n 3 | tr '\n' ' ') (again: nets.py --seed N --runs 1 $*)"
