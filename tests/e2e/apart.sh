@@ -124,6 +124,16 @@ tiny "$T/shard" "${shard[@]}" --set trainer.micro_batch_size=4 --set trainer.max
 expect "late, a shard out of reach" 0 $?
 host parallel.zero=1 4
 check "late, a shard out of reach: byte-identical to the host" same_files "$host" "$T/shard" 20
+# A run whose GPUs reach each other is not scaled to one that they do not reach, and goes on.
+run=$T/scaled
+train "$run" "${shard[@]}" --set text.shards=1
+wait_step "$run" 3
+timeout 60 "$LGSUP" scale text 2 "$run" >"$T/said" 2>&1
+expect "scale: a GPU out of reach" 3 $?
+check "scale: says why" grep -q 'cuda:0 cannot reach the memory of cuda:1, and this run hands over straight' "$T/said"
+wait_step "$run" $(($(step_of "$run") + 3))
+expect "scale: nobody was started there" 0 "$(restarts_of "$run" text)"
+settle "scale: the run goes on" "$run"
 check "late: the plan says how" jq -e '.apart == 1' "$T/late.parallel.zero=1.4/plan.json"
 key=("${gpus[@]}")
 for zero in 1 3; do
