@@ -1,9 +1,9 @@
 /* Softmax attention without the tensor cores: heads up to HEAD_MAX, any lengths, key lengths, bias; fp32
- * arithmetic. For 16-bit types on 9.0 short_attention.cu and short_attention_forward.cu take 256 tokens,
- * long_attention.cu and long_attention_forward.cu 512 and more, cross_attention.cu the backward to at most 128 keys, and cudnn_attention.c what else it can, on other GPUs mma_attention.cu heads up to 128 without a bias;
- * tiled_attention.cu the rest of the forward on 16 bytes, wide_attention.c wider heads; what is left, causal
- * attention, and fp32, comes here. Two streams are taken as they lie by long_attention.cu and long_attention_forward.cu, where they
- * end on 16 rows; for all others their tokens are brought together.
+ * arithmetic. For 16-bit types on 9.0 short_attention.cu and short_attention_forward.cu take 256 tokens, long_attention.cu and
+ * long_attention_forward.cu 512 and more, cross_attention.cu the backward to at most 128 keys, and cudnn_attention.c what else it can,
+ * on other GPUs mma_attention.cu heads up to 128 without a bias; tiled_attention.cu the rest of the forward on 16 bytes,
+ * wide_attention.c wider heads; what is left, causal attention, and fp32, comes here. Two streams are taken as they lie by
+ * long_attention.cu and long_attention_forward.cu, where they end on 16 rows; for all others their tokens are brought together.
  *
  * Forward (Dao, "FlashAttention-2", 2023, algorithm 1): a block of 256 threads owns 32 queries of one
  * head and walks the keys in tiles of 32: S = scale Q K^T (2x2 values a thread), running row maximum

@@ -65,7 +65,7 @@ static __global__ void __launch_bounds__(THREADS, ACT != LG_ACT_NONE ? 4 : 6)
     }
 }
 
-/* By so many warps that each has its chunks' sums on the way at once: what one waits for is memory, a thread or two at a time. */
+/* Of many chunks by more warps, so that each still has all of its chunks' sums on the way at once. */
 enum { ADDERS = 8, MANY_ADDERS = 32, CHUNKS_AT_ONCE = 16 };
 template <typename W, int WARPS>
 static __global__ void __launch_bounds__(WARP *WARPS)

@@ -238,7 +238,7 @@ template <typename T, int D> struct query_side {
         if (lane == 0 && at.token < a.Tq) put_rows<D, ROWS, false>(a.dq, at, tile, row);
         if (lane == 0) puts_end();
     }
-    /* -lse of the thread's two rows of a tile. */
+    /* lse of the thread's two rows of a tile; beyond the last query infinity, so that P is 0. */
     __device__ __forceinline__ void fetch_lse(float (&x)[2], place at) const
     {
 #pragma unroll

@@ -52,7 +52,7 @@ static int find_lgsup(lg_run *r, int *ret_pidfd)
     return 0;
 }
 
-/* Would so many instances be on GPUs that cannot reach those that they work with? Which way a run takes between GPUs (the plan's
+/* Would more instances than the run began with be on GPUs that cannot reach those that they work with? Which way a run takes between GPUs (the plan's
  * `apart`) is decided when it begins, for the instances that it has then. */
 static int check_gpus(lg_run *r, lg_role role, int n)
 {
@@ -60,10 +60,10 @@ static int check_gpus(lg_run *r, lg_role role, int n)
     int number[LG_RUN_GPUS_MAX], from, to;
     LG_TRY(lg_run_load(r));
     lg_plan plan = r->plan;
+    if (n <= plan.instances[role] || lg_plan_gpu(r->config, role, 0) < 0) return 0;
     plan.instances[role] = n;
     const int used = lg_run_gpus_used(r->config, &plan, number);
     LG_TRY(used);
-    if (used == 0) return 0;
     LG_TRY(lg_run_gpus_ask(number, used, &gpus));
     LG_TRY(lg_run_gpus_check(r->config, &plan, &gpus));
     if (plan.apart || !lg_run_gpus_apart(r->config, &plan, &gpus, &from, &to) || from < 0) return 0;

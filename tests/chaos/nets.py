@@ -246,6 +246,8 @@ def draw_free(d, s, zeros, gpus):
               "parallel.exchange": d.of("auto", "auto", "host"), "checkpoint.every": d.of(0, 1, 2, 3, 5), "checkpoint.keep": d.of(1, 2, 30)})
     for role in ("trainer", "text", "vae") if gpus > 0 else ():
         f[role + ".gpus"] = ",".join(map(str, d.random.sample(range(gpus), d.random.randint(1, gpus))))
+    if STAND_IN:  # not of the config
+        f.update(STAND_IN, LG_STUB=d.of("two", "two", "apart"), LG_STUB_LATE=d.of("", "1"))
     return f
 
 
@@ -310,12 +312,9 @@ class Run:
 
     def go(self, d, settings, kills=0, stop_after=None, orders=0):
         """lgsup's exit status; None: it hung. It is stopped after so many seconds."""
-        self.write(settings)
-        if STAND_IN:
-            self.env.update(STAND_IN, LG_STUB=d.of("two", "two", "apart"))
-            self.env.pop("LG_STUB_LATE", None)
-            if d.chance(0.5):
-                self.env["LG_STUB_LATE"] = "1"
+        self.write({key: value for key, value in settings.items() if not key.startswith("LG_")})
+        self.env.pop("LG_STUB_LATE", None)
+        self.env.update({key: value for key, value in settings.items() if key.startswith("LG_") and value})
         began, kills, again, ordered = time.monotonic(), self.killed + kills, 0, d.random.uniform(0.2, 1)
         self.orders = []
         with open(self.out, "a") as out:
@@ -369,17 +368,18 @@ class Run:
 
 def try_one(seed, build, home, only, gpus):
     """What came of it, in a word, and what to print."""
-    d = Draw(seed)
+    d, chances = Draw(seed), Draw(-1 - seed)  # what is killed when takes as many draws as there is time for: not of d
     settings, zeros = draw_settings(d, home, d.of(*only), gpus)
+    whole, *parts = ({**settings, **draw_free(d, settings, zeros, gpus)} for _ in range(2 + d.of(0, 1, 1, 2)))
     first, second = Run(build, home, f"{seed}.a"), Run(build, home, f"{seed}.b")
-    code = first.go(d, {**settings, **draw_free(d, settings, zeros, gpus)})
+    code = first.go(chances, whole)
     if code != 0:
         return ("refused" if code == REFUSED else "parked" if code == PARKED else "bad"), first, second, first.says()
-    for _ in range(d.of(0, 1, 1, 2)):
-        code = second.go(d, {**settings, **draw_free(d, settings, zeros, gpus)}, d.of(0, 0, 1), d.random.uniform(0.2, 1.2))
+    for part in parts[:-1]:
+        code = second.go(chances, part, chances.of(0, 0, 1), chances.random.uniform(0.2, 1.2))
         if code == REFUSED:
             return "refused", first, second, second.says()
-    code = second.go(d, {**settings, **draw_free(d, settings, zeros, gpus)}, d.of(0, 1, 2, 4), orders=d.of(0, 0, 1, 3))
+    code = second.go(chances, parts[-1], chances.of(0, 1, 2, 4), orders=chances.of(0, 0, 1, 3))
     if code != 0:
         return ("refused" if code == REFUSED else "bad"), first, second, second.says()
     a, b = first.result(), second.result()

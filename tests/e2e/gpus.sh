@@ -59,6 +59,10 @@ on "no cuDNN is said" 0 bare check -- 'cuDNN is missing' 'install it, or name li
 # The stand-in's folder has no backend of the host.
 on "a state in host memory, no host's backend" 8 two check memory.offload_optimizer=true -- \
     'memory\.offload_optimizer: no liblg-host\.so in '
+"$LGSUP" keys "$T/key" >/dev/null
+hosts=(trainer.micro_batch_size=2 hosts.count=2 hosts.number=0 'hosts.list=["127.0.0.1", "127.0.0.2"]' hosts.key="$T/key" hosts.shared="$T")
+on "several hosts, whose gradients go through the host, no host's backend" 8 two check "${hosts[@]}" -- 'hosts\.transport: no liblg-host\.so in '
+on "several hosts, from GPU to GPU" 0 two check "${hosts[@]}" hosts.transport=nccl -- '^cuda:0  Stub H200'
 mkdir "$T/with-host"
 ln -s "$stub/liblg-cuda.so" "$LG_STUB_HOST" "$T/with-host/"
 stub=$T/with-host on "a state in host memory" 0 two check memory.offload_optimizer=true -- '^cuda:0  Stub H200'

@@ -79,7 +79,7 @@ tests_of_file() {
     shm/hosts.*) echo hosts_rules sim_hosts e2e:hosts ;;
     stages/exchange/ucx.*) echo transport_ucx e2e:hosts ;;
     stages/exchange/nccl.*) echo transport_nccl e2e:hosts ;;
-    stages/exchange/*) echo exchanger sim_hosts transport_ucx e2e:hosts ;;
+    stages/exchange/*) echo exchanger sim_hosts transport_ucx e2e:hosts e2e:gpus ;;
     shm/commit.*) echo sim_protocol sim_hosts commit sim_supervisor e2e:kills ;;
     base/lifetimes.*) echo graph graph_recompute lent ;;
     stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published clips sequence ;;
