@@ -67,42 +67,65 @@ static __global__ void __launch_bounds__(THREADS, ACT != LG_ACT_NONE ? 4 : 6)
 
 /* Of many chunks by more warps, so that each still has all of its chunks' sums on the way at once. */
 enum { ADDERS = 8, MANY_ADDERS = 32, CHUNKS_AT_ONCE = 16 };
+template <typename W> struct added_columns {
+    const float *partial;
+    W *y;
+    int64_t chunks, N, stride;
+    int first_block;
+    bool accumulate;
+};
+template <typename W> struct all_columns {
+    added_columns<W> of[CUDA_SUMS_MAX];
+    int count;
+};
 template <typename W, int WARPS>
-static __global__ void __launch_bounds__(WARP *WARPS)
-    add_partial_kernel(const float *partial, W *y, int64_t chunks, int64_t N, int64_t stride,
-                       bool accumulate)
+static __global__ void __launch_bounds__(WARP *WARPS) add_sums_kernel(const all_columns<W> all)
 {
     __shared__ float sums[WARPS][WARP];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    int64_t i = (int64_t)blockIdx.x * WARP + lane;
+    added_columns<W> a = all.of[0];
+#pragma unroll
+    for (int k = 1; k < CUDA_SUMS_MAX; k++)
+        if (k < all.count && (int)blockIdx.x >= all.of[k].first_block) a = all.of[k];
+    const int64_t i = (int64_t)((int)blockIdx.x - a.first_block) * WARP + lane;
     float sum = 0;
 #pragma unroll CHUNKS_AT_ONCE
-    for (int64_t c = warp; i < N && c < chunks; c += WARPS) sum += partial[c * stride + i];
+    for (int64_t c = warp; i < a.N && c < a.chunks; c += WARPS) sum += a.partial[c * a.stride + i];
     sums[warp][lane] = sum;
     __syncthreads();
-    if (warp > 0 || i >= N) return;
+    if (warp > 0 || i >= a.N) return;
     for (int w = 1; w < WARPS; w++) sum += sums[w][lane];
-    y[i] = from_float<W>(accumulate ? to_float(y[i]) + sum : sum);
+    a.y[i] = from_float<W>(a.accumulate ? to_float(a.y[i]) + sum : sum);
 }
-void cuda_add_rows_of_sums(cudaStream_t stream, const float *partial, int64_t chunks,
-                           int64_t stride, lg_tensor y, bool accumulate)
+void cuda_add_sums(cudaStream_t stream, const struct cuda_sums *sums, int count)
 {
-    const int64_t N = lg_numel(&y);
-    const unsigned blocks = (unsigned)ceil_div(N, WARP);
-    WITH_TYPE(y.dtype, W, {
-        if (chunks <= ADDERS * CHUNKS_AT_ONCE)
-            add_partial_kernel<W, ADDERS><<<blocks, WARP * ADDERS, 0, stream>>>(
-                partial, (W *)y.data, chunks, N, stride, accumulate);
+    int64_t most = 0;
+    unsigned blocks = 0;
+    LG_ASSERT(count > 0 && count <= CUDA_SUMS_MAX);
+    WITH_TYPE(sums[0].y.dtype, W, {
+        all_columns<W> all = {};
+        all.count = count;
+        for (int k = 0; k < count; k++) {
+            const struct cuda_sums *s = &sums[k];
+            const int64_t N = lg_numel(&s->y);
+            LG_ASSERT(s->y.dtype == sums[0].y.dtype);
+            all.of[k] = {s->partial, (W *)s->y.data, s->chunks,    N,
+                         s->stride,  (int)blocks,    s->accumulate};
+            blocks += (unsigned)ceil_div(N, WARP);
+            most = LG_MAX(most, s->chunks);
+        }
+        if (most <= ADDERS * CHUNKS_AT_ONCE)
+            add_sums_kernel<W, ADDERS><<<blocks, WARP * ADDERS, 0, stream>>>(all);
         else
-            add_partial_kernel<W, MANY_ADDERS><<<blocks, WARP * MANY_ADDERS, 0, stream>>>(
-                partial, (W *)y.data, chunks, N, stride, accumulate);
+            add_sums_kernel<W, MANY_ADDERS><<<blocks, WARP * MANY_ADDERS, 0, stream>>>(all);
     })
     LG_CUDA_LAUNCHED();
 }
 void cuda_add_partial_sums(cudaStream_t stream, const float *partial, int64_t chunks, lg_tensor y,
                            bool accumulate)
 {
-    cuda_add_rows_of_sums(stream, partial, chunks, lg_numel(&y), y, accumulate);
+    const struct cuda_sums sums = {partial, chunks, lg_numel(&y), y, accumulate};
+    cuda_add_sums(stream, &sums, 1);
 }
 
 /* Chunks of at least 64 rows, at most 128 chunks: by M alone. */

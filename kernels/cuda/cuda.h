@@ -121,9 +121,15 @@ void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward
 /* y (N) (+)= column sums of partial (chunks, N), in a fixed order. */
 void cuda_add_partial_sums(cudaStream_t stream, const float *partial, int64_t chunks, lg_tensor y,
                            bool accumulate);
-/* The same of rows that lie `stride` floats apart. */
-void cuda_add_rows_of_sums(cudaStream_t stream, const float *partial, int64_t chunks,
-                           int64_t stride, lg_tensor y, bool accumulate);
+/* Several at once, at most CUDA_SUMS_MAX, of one type; rows of partial lie `stride` floats apart. */
+enum { CUDA_SUMS_MAX = 3 };
+struct cuda_sums {
+    const float *partial;
+    int64_t chunks, stride;
+    lg_tensor y;
+    bool accumulate;
+};
+void cuda_add_sums(cudaStream_t stream, const struct cuda_sums *sums, int count);
 
 /* Whether a product of matrices with so many values (both factors and the result, in any order) goes to
  * tf32's tensor cores where that is the precision; gemm.c says why small ones do not. */

@@ -246,6 +246,9 @@ void cuda_group_norm_backward(lg_stream *s, const struct lg_group_norm_backward_
                       run<T, P, false>(stream, b);
               })})
     if (!a->dw.data) return;
-    cuda_add_partial_sums(stream, samples, z.N, a->dw, a->accumulate_dw);
-    cuda_add_partial_sums(stream, samples + z.N * z.C, z.N, a->db, a->accumulate_dw);
+    const struct cuda_sums sums[] = {
+        {samples, z.N, z.C, a->dw, a->accumulate_dw},
+        {samples + z.N * z.C, z.N, z.C, a->db, a->accumulate_dw},
+    };
+    cuda_add_sums(stream, sums, 2);
 }

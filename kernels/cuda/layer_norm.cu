@@ -4,7 +4,7 @@
  * where it does not fit comes from L1 after the first time; the order of sums is the same.
  *
  * Backward: a warp per row for dx, as forward. For dw and db, where they are wanted, a block owns a chunk of rows and 32 packs
- * of columns, a warp every eighth row; the warps' sums are added in order, and the chunks' by cuda_add_partial_sums. Chunks
+ * of columns, a warp every eighth row; the warps' sums are added in order, and the chunks' by cuda_add_sums. Chunks
  * depend on the number of rows alone. (Both in one pass over x and dy takes 214 registers at 1280 columns, hence 8 warps a
  * multiprocessor, which wait for memory: 88 us of 8192 such rows on an H200.) */
 #include "kernels/cuda/forget.cuh"
@@ -303,6 +303,9 @@ void cuda_layer_norm_backward(lg_stream *s, const struct lg_layer_norm_backward_
     })
     LG_CUDA_LAUNCHED();
     if (!partial) return;
-    cuda_add_partial_sums(stream, partial, chunks, a->dw, a->accumulate_dw);
-    cuda_add_partial_sums(stream, partial + chunks * D, chunks, a->db, a->accumulate_dw);
+    const struct cuda_sums sums[] = {
+        {partial, chunks, D, a->dw, a->accumulate_dw},
+        {partial + chunks * D, chunks, D, a->db, a->accumulate_dw},
+    };
+    cuda_add_sums(stream, sums, 2);
 }

@@ -3,9 +3,10 @@
  * Rows (B T, D): one warp per row; each lane takes packs lane, lane + 32, ... The row is read three
  * times, from L1 after the first: mean, variance about it, result. Statistics are fp32.
  * 16-bit rows that norm_forward.cu and norm_backward.cu take are done there, read once.
- * Sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of sum_tokens() rows of one sample; 8 warps take
- * every eighth row; the 8 partial sums are added in order, and behind that those of the blocks. */
+ * Sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of a piece of a sample's rows; 8 warps take
+ * every eighth row; the 8 partial sums are added in order, and behind that those of the pieces. */
 #include "kernels/cuda/norm.cuh"
+#include "kernels/cuda/packs.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS };
 
@@ -141,35 +142,70 @@ __device__ static float *piece_of(float *pieces, int64_t D, int kind)
     return pieces + ((blockIdx.y * (int64_t)gridDim.z + blockIdx.z) * SUM_KINDS + kind) * D;
 }
 
-/* A column of a sample a thread. */
-template <typename T> __global__ void add_pieces_kernel(const struct piece_sums p)
+/* Samples of a block at once: eight warps have every eighth piece of one, and their sums are added in order. A block of `all` samples
+ * goes through them in order and adds up the bias's; else it has its four alone, which are many blocks then. */
+enum { PIECE_WARPS = 8, SAMPLES_AT_ONCE = 4, SAMPLES_TO_A_BLOCK = 8 };
+template <typename T, typename W>
+__global__ void __launch_bounds__(WARP *PIECE_WARPS *SAMPLES_AT_ONCE)
+    add_pieces_kernel(const struct token_sums p, bool all)
 {
-    int64_t b = blockIdx.y, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= p.D) return;
-    float sum[SUM_KINDS] = {};
-    const float *at = p.of + b * p.pieces * SUM_KINDS * p.D + i;
-#pragma unroll 8
-    for (int64_t k = 0; k < p.pieces; k++, at += SUM_KINDS * p.D)
+    __shared__ float sums[SAMPLES_AT_ONCE][SUM_KINDS][PIECE_WARPS][WARP];
+    __shared__ float biases[SAMPLES_AT_ONCE][WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % PIECE_WARPS;
+    const int of_block = threadIdx.x / (WARP * PIECE_WARPS);
+    const int64_t i = (int64_t)blockIdx.x * WARP + lane, pieces = sum_pieces(p.tokens);
+    const int64_t first = (int64_t)blockIdx.y * SAMPLES_AT_ONCE;
+    const int64_t last = all ? p.B : min(p.B, first + SAMPLES_AT_ONCE);
+    const bool wanted[SUM_KINDS] = {p.dshift != nullptr, p.dscale != nullptr, p.dgate != nullptr,
+                                    p.bias_sums != nullptr};
+    float bias = 0;
+    for (int64_t from = first; from < last; from += SAMPLES_AT_ONCE) {
+        const int64_t b = from + of_block;
+        const bool there = b < last && i < p.D;
+        float sum[SUM_KINDS] = {};
+        const float *at = p.pieces + b * pieces * SUM_KINDS * p.D + i;
+#pragma unroll 5
+        for (int64_t k = warp; there && k < pieces; k += PIECE_WARPS)
 #pragma unroll
-        for (int kind = 0; kind < SUM_KINDS; kind++)
-            if (kind < SUM_GATE    ? p.dshift != nullptr
-                : kind == SUM_GATE ? p.dgate != nullptr
-                                   : p.bias_sums != nullptr)
-                sum[kind] += at[kind * p.D];
-    if (p.dshift) {
-        ((T *)p.dshift)[b * p.mod_stride + i] = from_float<T>(sum[SUM_SHIFT]);
-        ((T *)p.dscale)[b * p.mod_stride + i] = from_float<T>(sum[SUM_SCALE]);
+            for (int kind = 0; kind < SUM_KINDS; kind++)
+                if (wanted[kind]) sum[kind] += at[(k * SUM_KINDS + kind) * p.D];
+#pragma unroll
+        for (int kind = 0; kind < SUM_KINDS; kind++) sums[of_block][kind][warp][lane] = sum[kind];
+        __syncthreads();
+        if (there && warp < SUM_KINDS && wanted[warp]) {
+            float of_kind = 0;
+            for (int w = 0; w < PIECE_WARPS; w++) of_kind += sums[of_block][warp][w][lane];
+            if (warp == SUM_SHIFT) ((T *)p.dshift)[b * p.mod_stride + i] = from_float<T>(of_kind);
+            if (warp == SUM_SCALE) ((T *)p.dscale)[b * p.mod_stride + i] = from_float<T>(of_kind);
+            if (warp == SUM_GATE) ((T *)p.dgate)[b * p.gate_stride + i] = from_float<T>(of_kind);
+            if (warp == SUM_BIAS) {
+                if (p.gate) of_kind *= to_float(((const T *)p.gate)[b * p.gate_stride + i]);
+                biases[of_block][lane] = of_kind;
+                if (!all) p.bias_sums[b * p.D + i] = of_kind;
+            }
+        }
+        __syncthreads();
+        for (int k = 0; wanted[SUM_BIAS] && k < SAMPLES_AT_ONCE && from + k < last; k++)
+            bias += biases[k][lane];
     }
-    if (p.dgate) ((T *)p.dgate)[b * p.gate_stride + i] = from_float<T>(sum[SUM_GATE]);
-    if (!p.bias_sums) return;
-    const float gate = p.gate ? to_float(((const T *)p.gate)[b * p.gate_stride + i]) : 1;
-    p.bias_sums[b * p.D + i] = sum[SUM_BIAS] * gate;
+    if (!all || !wanted[SUM_BIAS] || threadIdx.x >= WARP || i >= p.D) return;
+    W *dbias = (W *)p.dbias.data + i;
+    *dbias = from_float<W>(p.accumulate_dbias ? to_float(*dbias) + bias : bias);
 }
-void cuda_add_pieces(cudaStream_t stream, lg_dtype type, const struct piece_sums *p)
+void cuda_add_token_sums(cudaStream_t stream, lg_dtype type, const struct token_sums *p)
 {
-    dim3 grid((unsigned)ceil_div(p->D, THREADS), (unsigned)p->B);
-    WITH_TYPE(type, T, (add_pieces_kernel<T><<<grid, THREADS, 0, stream>>>(*p)))
-    LG_CUDA_LAUNCHED();
+    const bool all = p->B <= SAMPLES_TO_A_BLOCK;
+    const bool wanted = p->dshift || p->dgate || p->bias_sums;
+    if (p->pieces && wanted) {
+        const dim3 grid((unsigned)ceil_div(p->D, WARP),
+                        all ? 1 : (unsigned)ceil_div(p->B, SAMPLES_AT_ONCE));
+        WITH_TYPES(type, p->bias_sums ? p->dbias.dtype : type, T, W,
+                   (add_pieces_kernel<T, W>
+                    <<<grid, WARP * PIECE_WARPS * SAMPLES_AT_ONCE, 0, stream>>>(*p, all)))
+        LG_CUDA_LAUNCHED();
+    }
+    if (p->bias_sums && !(p->pieces && all))
+        cuda_add_partial_sums(stream, p->bias_sums, p->B, p->dbias, p->accumulate_dbias);
 }
 
 /* dshift = sum over T of dy, dscale = sum over T of dy n. */
@@ -181,9 +217,8 @@ __global__ void modulation_backward_kernel(const T *dy, const T *x, const float 
     int64_t b = blockIdx.y, i = ((int64_t)blockIdx.x * WARP + threadIdx.x % WARP) * N;
     bool active = i < D;
     float shift[N] = {}, scale[N] = {}, g[N], n[N];
-    const int64_t piece = sum_tokens(tokens), begin = blockIdx.z * piece;
-    const int64_t end = min(begin + piece, tokens);
-    for (int64_t t = begin + threadIdx.x / WARP; active && t < end; t += WARPS) {
+    const piece_tokens piece = tokens_of(tokens, blockIdx.z, gridDim.z);
+    for (int64_t t = piece.begin + threadIdx.x / WARP; active && t < piece.end; t += WARPS) {
         int64_t row = b * tokens + t;
         float average = mean[row], r = rstd[row];
         load<T, N>(dy + row * D + i, g);
@@ -221,10 +256,7 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
     cudaStream_t stream = lg_cuda_stream_of(s);
     float *bias_sums = a->dbias.data ? (float *)s->scratch : NULL, *pieces = NULL;
     if (sum_pieces(tokens) > 1) pieces = (float *)s->scratch + (bias_sums ? B * D : 0);
-    if (cuda_norm_backward_of_rows(s, a, NULL, pieces, bias_sums)) {
-        if (bias_sums) cuda_add_partial_sums(stream, bias_sums, B, a->dbias, a->accumulate_dbias);
-        return;
-    }
+    if (cuda_norm_backward_of_rows(s, a, NULL, pieces, bias_sums)) return;
     WITH_TYPE(
         a->x.dtype, T, {WITH_PACK(fits, T, N, {
             norm_backward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
@@ -239,11 +271,9 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
                     tokens, D, pieces);
         })})
     LG_CUDA_LAUNCHED();
-    if (pieces && a->dscale.data) {
-        struct piece_sums sums = {pieces, B, sum_pieces(tokens), D, stride};
-        sums.dshift = a->dshift.data, sums.dscale = a->dscale.data;
-        cuda_add_pieces(stream, a->x.dtype, &sums);
-    }
+    struct token_sums sums = {pieces, B, tokens, D, stride};
+    sums.dshift = a->dshift.data, sums.dscale = a->dscale.data;
+    cuda_add_token_sums(stream, a->x.dtype, &sums);
     if (bias_sums)
         cuda_column_sums(stream, lg_t2(a->dx.data, a->dx.dtype, rows, D), D, a->dbias,
                          a->accumulate_dbias, s->scratch);
@@ -281,29 +311,38 @@ void cuda_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forw
     LG_CUDA_LAUNCHED();
 }
 
-/* dy = gate dout, dgate = sum over T of dout y; dbias (B, D) = sum over T of dy. */
+/* dy = gate dout, dgate = sum over T of dout y; dbias (B, D) = sum over T of dy. The next row is on the way meanwhile. */
 template <typename T, int N>
-__global__ void gate_backward_kernel(const T *dout, const T *y, const T *gate, T *dy, T *dgate,
-                                     int64_t stride, int64_t tokens, int64_t D, float *dbias,
-                                     float *pieces)
+__global__ void __launch_bounds__(THREADS, 4)
+    gate_backward_kernel(const T *dout, const T *y, const T *gate, T *dy, T *dgate, int64_t stride,
+                         int64_t tokens, int64_t D, float *dbias, float *pieces)
 {
     int64_t b = blockIdx.y, i = ((int64_t)blockIdx.x * WARP + threadIdx.x % WARP) * N;
     bool active = i < D;
     float sum[N] = {}, plain[N] = {}, g[N] = {}, d[N], v[N];
     if (active) load<T, N>(gate + b * stride + i, g);
-    const int64_t piece = sum_tokens(tokens), begin = blockIdx.z * piece;
-    const int64_t end = min(begin + piece, tokens);
-    for (int64_t t = begin + threadIdx.x / WARP; active && t < end; t += WARPS) {
-        int64_t at = (b * tokens + t) * D + i;
-        load<T, N>(dout + at, d);
-        if (y) load<T, N>(y + at, v);
+    const piece_tokens piece = tokens_of(tokens, blockIdx.z, gridDim.z);
+    const int64_t first = piece.begin + threadIdx.x / WARP, step = WARPS * D;
+    const T *from = dout + (b * tokens + first) * D + i, *from_y = y + (b * tokens + first) * D + i;
+    T *to = dy + (b * tokens + first) * D + i;
+    pack<T, N> next = {}, next_y = {};
+    int rows = active ? (int)((piece.end - first + WARPS - 1) / WARPS) : 0; /* below 1: none */
+    if (rows > 0) next = get_pack<T, N>(from);
+    if (rows > 0 && y) next_y = get_pack<T, N>(from_y);
+    for (; rows > 0; rows--, to += step) {
+        const pack<T, N> now = next, now_y = next_y;
+        from += step, from_y += step;
+        if (rows > 1) next = get_pack<T, N>(from);
+        if (rows > 1 && y) next_y = get_pack<T, N>(from_y);
+        unpack<T, N>(now, d);
+        unpack<T, N>(now_y, v);
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            if (y) sum[e] += d[e] * v[e];
+            sum[e] += d[e] * v[e];
             plain[e] += d[e];
             d[e] *= g[e];
         }
-        store<T, N>(dy + at, d);
+        put<T, N>(to, d);
     }
     if (pieces) {
         if (dgate) store_column_sums<float, N>(sum, piece_of(pieces, D, SUM_GATE) + i, active);
@@ -343,13 +382,11 @@ void cuda_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_bac
                       (T *)a->dy.data, (T *)a->dgate.data, stride, tokens, D, bias_sums, pieces);
               })})
     LG_CUDA_LAUNCHED();
-    if (pieces) {
-        struct piece_sums sums = {pieces, B, sum_pieces(tokens), D};
-        sums.gate = a->gate.data, sums.gate_stride = stride;
-        sums.dgate = a->dgate.data, sums.bias_sums = bias_sums;
-        cuda_add_pieces(stream, a->dout.dtype, &sums);
-    }
-    if (bias_sums) cuda_add_partial_sums(stream, bias_sums, B, a->dbias, a->accumulate_dbias);
+    struct token_sums sums = {pieces, B, tokens, D};
+    sums.gate = a->gate.data, sums.gate_stride = stride;
+    sums.dgate = a->dgate.data, sums.bias_sums = bias_sums;
+    sums.dbias = a->dbias, sums.accumulate_dbias = a->accumulate_dbias;
+    cuda_add_token_sums(stream, a->dout.dtype, &sums);
 }
 
 /* ---- both ---- */
@@ -363,13 +400,9 @@ void cuda_residual_norm_forward(lg_stream *s, const struct lg_residual_norm_forw
 void cuda_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_backward_args *a)
 {
     const struct lg_gate_residual_backward_args *r = &a->residual;
-    cudaStream_t stream = lg_cuda_stream_of(s);
-    float *sums = r->dbias.data ? (float *)s->scratch : NULL;
-    float *pieces = (float *)s->scratch + bias_floats(r);
-    if (!cuda_norm_backward_of_rows(s, &a->norm, r, pieces, sums)) {
-        cuda_norm_modulate_backward(s, &a->norm);
-        cuda_gate_residual_backward(s, r);
-    } else if (sums) {
-        cuda_add_partial_sums(stream, sums, r->dout.dim[0], r->dbias, r->accumulate_dbias);
-    }
+    float *bias_sums = r->dbias.data ? (float *)s->scratch : NULL, *pieces = NULL;
+    if (sum_pieces(r->dout.dim[1]) > 1) pieces = (float *)s->scratch + bias_floats(r);
+    if (cuda_norm_backward_of_rows(s, &a->norm, r, pieces, bias_sums)) return;
+    cuda_norm_modulate_backward(s, &a->norm);
+    cuda_gate_residual_backward(s, r);
 }

@@ -6,7 +6,7 @@
  * dbias is that of dx.
  *
  * A row is a team's: one warp, or for rows wider than ROW_MAX two or four, that add up what each has of a row's sums. A block
- * owns at most sum_tokens() rows of a sample, which lie as far apart as it has blocks, so that blocks that run side by side read what lies
+ * owns a sample's rows that lie as far apart as it has blocks (sum_pieces()), so that blocks that run side by side read what lies
  * side by side; its teams have every eighth (fourth, second) of them. A lane keeps the sums of its columns in
  * registers over all its rows; at the end the teams' sums are added in order, and behind that those of a sample's blocks. Rows
  * come through shared memory, one ahead; a lane copies just what it will read itself, so no team waits for another. What no lane copies
@@ -21,10 +21,10 @@
 #include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS, STAGES = 2, TOKENS_MIN = 64 };
-/* Rows of a block, at most. */
-template <bool SUMS> static inline __host__ __device__ int block_rows(int tokens)
+/* Blocks of a sample. */
+template <bool SUMS> static int blocks_of(int tokens)
 {
-    return SUMS ? (int)sum_tokens(tokens) : 16;
+    return SUMS ? sum_pieces(tokens) : (int)ceil_div(tokens, 16);
 }
 
 template <typename T> struct rows_args {
@@ -317,7 +317,7 @@ static void launch(cudaStream_t stream, int64_t B, const rows_args<T> &r)
     typedef layout<G, THEN> L;
     LG_CUDA(cudaFuncSetAttribute(rows_kernel<T, G, THEN, SUMS>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
-    dim3 grid((unsigned)ceil_div(r.tokens, block_rows<SUMS>(r.tokens)), (unsigned)B);
+    dim3 grid((unsigned)blocks_of<SUMS>(r.tokens), (unsigned)B);
     rows_kernel<T, G, THEN, SUMS><<<grid, THREADS, L::BYTES, stream>>>(r);
     LG_CUDA_LAUNCHED();
 }
@@ -346,11 +346,12 @@ static bool run(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
     r.inverse_D = 1 / (float)r.D;
     r.accumulate = a->accumulate;
     r.rms = a->rms;
-    r.pieces = sum_pieces(r.tokens) > 1 ? pieces : NULL;
-    struct piece_sums sums = {pieces, B, sum_pieces(r.tokens), r.D};
-    sums.mod_stride = r.mod_stride;
-    sums.dshift = r.dshift, sums.dscale = r.dscale;
-    r.bias_sums = sums.bias_sums = bias_sums;
+    r.pieces = pieces;
+    r.bias_sums = bias_sums;
+    struct token_sums sums = {pieces, B, r.tokens, r.D, r.mod_stride};
+    sums.dshift = r.dshift, sums.dscale = r.dscale, sums.bias_sums = bias_sums;
+    sums.dbias = then ? then->dbias : a->dbias;
+    sums.accumulate_dbias = then ? then->accumulate_dbias : a->accumulate_dbias;
     if (!then) {
         if (bias_sums)
             launch<T, G, BIAS, true>(stream, B, r);
@@ -358,7 +359,7 @@ static bool run(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
             launch<T, G, ALONE, true>(stream, B, r);
         else
             launch<T, G, ALONE, false>(stream, B, r);
-        if ((r.dscale || bias_sums) && r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
+        cuda_add_token_sums(stream, a->x.dtype, &sums);
         return true;
     }
     r.y = (const T *)then->y.data;
@@ -373,7 +374,7 @@ static bool run(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
     launch<T, G, RESIDUAL, true>(stream, B, r);
     sums.gate = r.gate, sums.gate_stride = r.gate_stride;
     sums.dgate = r.dgate;
-    if (r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
+    cuda_add_token_sums(stream, a->x.dtype, &sums);
     return true;
 }
 

@@ -5,7 +5,7 @@
  *
  * Backward: a block owns a chunk of the vectors that one row of w norms. A lane keeps its columns' sums for dw in
  * registers over all its vectors, of which x and dy are read once; at the end the sums of a warp,
- * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
+ * then those of the warps, are added in order, and the chunks' by cuda_add_sums. Chunks depend on the number of
  * vectors alone. What does not fit (D beyond 4 packs a lane, rows that are not aligned) takes two general kernels.
  *
  * The sums of dx over all tokens (dbias): a thread that has the same columns of every token keeps them, in the kernel for wide
@@ -210,9 +210,14 @@ static void forward(cudaStream_t stream, const forward_args<T> &a, bool wide_vec
         if (wide_vectors) {
             const int64_t tokens = vectors / a.p.heads.by;
             WITH_TEAM(a.p, N, TEAM, W, {
-                if constexpr (W == WIDE_WEIGHTS)
-                    wide_forward_kernel<T, N, TEAM, W>
-                        <<<(unsigned)ceil_div(tokens, wide<TEAM>::TEAMS), THREADS, 0, stream>>>(a);
+                const unsigned blocks = (unsigned)ceil_div(tokens, wide<TEAM>::TEAMS);
+                if constexpr (W == WIDE_WEIGHTS) {
+                    if (a.cosine)
+                        wide_forward_kernel<T, N, TEAM, W, true><<<blocks, THREADS, 0, stream>>>(a);
+                    else
+                        wide_forward_kernel<T, N, TEAM, W, false>
+                            <<<blocks, THREADS, 0, stream>>>(a);
+                }
             });
             LG_CUDA_LAUNCHED();
             return;
@@ -608,7 +613,7 @@ static backward_way way_of(const struct lg_rms_norm_backward_args *a, bool fits)
 {
     const int64_t tokens = a->dy.dim[0] * a->dy.dim[1], vectors = a->dy.dim[2], D = a->w.dim[1];
     const int64_t N = 16 / (int64_t)lg_dtype_bytes(a->w.dtype), packs = D / N;
-    if (fits && is_wide(a->w, a->each, N)) {
+    if (fits && !a->accumulate && is_wide(a->w, a->each, N)) {
         const int64_t most = 132 * WIDE_BLOCKS / a->w.dim[0];
         const int64_t chunks = LG_MIN(ceil_div(tokens, WIDE_CHUNK_MIN), most);
         return {backward_way::WIDE, chunks, 0, chunks};
@@ -644,10 +649,15 @@ template <typename T, int N, int TEAM>
 static void wide_backward_by(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
 {
     const dim3 grid((unsigned)chunks, (unsigned)a.p.weights);
-    if (a.bias)
-        wide_backward_kernel<T, N, TEAM, true><<<grid, THREADS, 0, stream>>>(a);
+    LG_ASSERT(LG_MAX(a.p.of_x, LG_MAX(a.p.of_dy, a.p.of_out)) < 1 << 29); /* bytes: 32 bits */
+    if (a.bias && a.cosine)
+        wide_backward_kernel<T, N, TEAM, true, true><<<grid, THREADS, 0, stream>>>(a);
+    else if (a.bias)
+        wide_backward_kernel<T, N, TEAM, true, false><<<grid, THREADS, 0, stream>>>(a);
+    else if (a.cosine)
+        wide_backward_kernel<T, N, TEAM, false, true><<<grid, THREADS, 0, stream>>>(a);
     else
-        wide_backward_kernel<T, N, TEAM, false><<<grid, THREADS, 0, stream>>>(a);
+        wide_backward_kernel<T, N, TEAM, false, false><<<grid, THREADS, 0, stream>>>(a);
     LG_CUDA_LAUNCHED();
 }
 template <typename T, int N>
@@ -700,29 +710,31 @@ static void backward(cudaStream_t stream, const backward_way &way, const backwar
     LG_CUDA_LAUNCHED();
 }
 
-/* dbias and that of rest, from the sums that the kernel left, or of what has been written. */
-static void add_biases(cudaStream_t stream, const struct lg_rms_norm_backward_args *a,
-                       const backward_way &way, int64_t rest, float *sums)
+/* dw, dbias and that of rest, from the sums that the kernel left, or (biases) of what has been written. */
+static void add_all_sums(cudaStream_t stream, const struct lg_rms_norm_backward_args *a,
+                         const backward_way &way, int64_t rest, const float *partial, float *biases)
 {
     const int64_t tokens = a->dx.dim[0] * a->dx.dim[1], width = a->dx.dim[2] * a->dx.dim[3];
     const int64_t all = width + rest, e = (int64_t)lg_dtype_bytes(a->dbias.dtype);
-    const bool add = a->accumulate_dbias;
-    const lg_tensor one = lg_t1(a->dbias.data, a->dbias.dtype, all);
-    if (way.kernel == backward_way::ANY) {
-        const lg_tensor dx = lg_t2(a->dx.data, a->dx.dtype, tokens, width);
-        const lg_tensor others = lg_t2(a->rest.data, a->rest.dtype, tokens, rest);
-        if (a->dbias.data)
-            cuda_column_sums(stream, dx, lg_row_stride(&a->dx, 2), a->dbias, add, sums);
-        if (rest)
-            cuda_column_sums(stream, others, lg_row_stride(&a->rest, 2), a->dbias_of_rest, add,
-                             sums);
-    } else if (rest && a->dbias_of_rest.data == (char *)a->dbias.data + width * e) {
-        cuda_add_rows_of_sums(stream, sums, way.chunks, all, one, add); /* they lie together */
-    } else {
-        if (a->dbias.data) cuda_add_rows_of_sums(stream, sums, way.chunks, all, a->dbias, add);
-        if (rest)
-            cuda_add_rows_of_sums(stream, sums + width, way.chunks, all, a->dbias_of_rest, add);
+    const bool add = a->accumulate_dbias, columns = way.kernel == backward_way::ANY;
+    struct cuda_sums sums[CUDA_SUMS_MAX];
+    int count = 0;
+    if (a->dw.data) sums[count++] = {partial, way.rows, lg_numel(&a->dw), a->dw, a->accumulate_dw};
+    if (!columns && rest && a->dbias_of_rest.data == (char *)a->dbias.data + width * e) {
+        const lg_tensor one = lg_t1(a->dbias.data, a->dbias.dtype, all); /* they lie together */
+        sums[count++] = {biases, way.chunks, all, one, add};
+    } else if (!columns && biases) {
+        if (a->dbias.data) sums[count++] = {biases, way.chunks, all, a->dbias, add};
+        if (rest) sums[count++] = {biases + width, way.chunks, all, a->dbias_of_rest, add};
     }
+    if (count > 0) cuda_add_sums(stream, sums, count);
+    if (!columns) return;
+    const lg_tensor dx = lg_t2(a->dx.data, a->dx.dtype, tokens, width);
+    const lg_tensor others = lg_t2(a->rest.data, a->rest.dtype, tokens, rest);
+    if (a->dbias.data)
+        cuda_column_sums(stream, dx, lg_row_stride(&a->dx, 2), a->dbias, add, biases);
+    if (rest)
+        cuda_column_sums(stream, others, lg_row_stride(&a->rest, 2), a->dbias_of_rest, add, biases);
 }
 
 void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
@@ -765,7 +777,5 @@ void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args
         if (turns) b.cosine = (const float *)a->cos.data, b.sine = (const float *)a->sin.data;
         WITH_PACK(fits, T, N, (backward<T, N>(stream, way, b)));
     })
-    if (a->dw.data)
-        cuda_add_partial_sums(stream, (const float *)s->scratch, way.rows, a->dw, a->accumulate_dw);
-    if (biases) add_biases(stream, a, way, rest, biases);
+    add_all_sums(stream, a, way, rest, (const float *)s->scratch, biases);
 }

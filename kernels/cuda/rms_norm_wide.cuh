@@ -1,11 +1,13 @@
-/* RMSNorm and its backward for wide vectors, of which a token has one for each row of w: see rms_norm.cu. */
+/* RMSNorm and its backward for wide vectors, of which a token has one for each row of w: see rms_norm.cu. The backward adds to nothing:
+ * nets never ask it. */
 #pragma once
+#include "kernels/cuda/forget.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 
 template <int TEAM> struct wide {
     static constexpr int LANES = TEAM * WARP, TEAMS = WARPS / TEAM, PACKS = WIDE_PACKS;
 };
-/* Normed vectors that these kernels take, in packs of `pack` elements: one for each row of w. */
+/* Normed vectors that these kernels take, in packs of `pack` elements: one for each row of w, of which each lane has a pack. */
 static bool is_wide(const lg_tensor &w, int each, int64_t pack)
 {
     const int64_t packs = ceil_div(w.dim[1], pack);
@@ -34,11 +36,22 @@ static bool is_half_wide(int D, int pack)
     }
 
 /* The k-th token: all samples' first ones, which have their angles in common, then their second ones. */
-static __device__ __forceinline__ uint32_t wide_token(const places &p, uint32_t k, uint32_t samples)
-{
-    const uint32_t t = k / samples, sample = k - t * samples;
-    return sample * p.tokens.by + t;
-}
+struct wide_place {
+    uint32_t t, sample; // of the sample's tokens
+    __device__ __forceinline__ wide_place(uint32_t k, uint32_t samples)
+        : t(k / samples), sample(k - t * samples)
+    {
+    }
+    __device__ __forceinline__ void skip(uint32_t tokens, uint32_t samples)
+    {
+        sample += tokens;
+        while (sample >= samples) sample -= samples, t++;
+    }
+    __device__ __forceinline__ uint32_t token(const places &p) const
+    {
+        return sample * p.tokens.by + t;
+    }
+};
 /* The team's sums, warp by warp in order. told: 2 W WARPS, of which turns use the halves alternately: one barrier is enough,
  * since a half is written again behind the barrier of the next turn, to which all come when they have read it. */
 template <int TEAM, int W>
@@ -60,8 +73,34 @@ static __device__ __forceinline__ void team_sums(float (&v)[W], float *told, int
     }
 }
 
-template <typename T, int N, int TEAM, int W>
-static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forward_args<T> a)
+/* p + n stride, a single instruction where the stride is one of 32 bits. */
+template <typename T> static __device__ __forceinline__ T *row_of(T *p, uint32_t n, uint32_t stride)
+{
+    return (T *)((char *)p + (uint64_t)n * (stride * (uint32_t)sizeof(T)));
+}
+/* A vector's packs that this lane has begin at its first one; of the others the last may be missing (is_wide). */
+template <int N, int TEAM> static __device__ __forceinline__ bool has_pack(int j, int lane, int D)
+{
+    return j + 1 < wide<TEAM>::PACKS || j * wide<TEAM>::LANES * N + lane < D;
+}
+/* A token's angles at this lane's packs. */
+template <int N, int TEAM>
+static __device__ __forceinline__ void load_wide_angles(const float *cosine, const float *sine,
+                                                        int lane, int D,
+                                                        float (&c)[wide<TEAM>::PACKS][N / 2],
+                                                        float (&z)[wide<TEAM>::PACKS][N / 2])
+{
+#pragma unroll
+    for (int j = 0; j < wide<TEAM>::PACKS; j++) {
+        const int i = j * wide<TEAM>::LANES * N / 2;
+        if (!has_pack<N, TEAM>(j, lane, D)) continue;
+        get<float, N / 2>(cosine + i, c[j]);
+        get<float, N / 2>(sine + i, z[j]);
+    }
+}
+
+template <typename T, int N, int TEAM, int W, bool TURNS>
+static __global__ void __launch_bounds__(THREADS, 3) wide_forward_kernel(const forward_args<T> a)
 {
     constexpr int LANES = wide<TEAM>::LANES, TEAMS = wide<TEAM>::TEAMS, PACKS = wide<TEAM>::PACKS;
     __shared__ float told[2 * W * WARPS];
@@ -69,18 +108,24 @@ static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forw
     const uint32_t k = blockIdx.x * TEAMS + threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES * N;
     const bool there = k < tokens;
-    const uint32_t token = wide_token(a.p, there ? k : 0, samples);
+    const wide_place place(there ? k : 0, samples);
+    const uint32_t token = place.token(a.p);
     const T *x = a.x + token * a.p.of_x;
     T *y = a.y + token * a.p.of_out;
     pack<T, N> in[W][PACKS] = {};
-    float squares[W] = {};
+    float squares[W] = {}, c[PACKS][N / 2] = {}, z[PACKS][N / 2] = {};
 #pragma unroll
     for (int w = 0; w < W; w++)
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
             const int i = j * LANES * N + lane;
-            if (there && i < a.p.D) in[w][j] = *(const pack<T, N> *)(x + w * a.p.D + i);
+            if (i < a.p.D) in[w][j] = *(const pack<T, N> *)(x + w * a.p.D + i);
         }
+    if (TURNS) {
+        const uint32_t pairs = (uint32_t)a.p.D / 2;
+        load_wide_angles<N, TEAM>(row_of(a.cosine, place.t, pairs) + lane / 2,
+                                  row_of(a.sine, place.t, pairs) + lane / 2, lane, a.p.D, c, z);
+    }
 #pragma unroll
     for (int w = 0; w < W; w++)
 #pragma unroll
@@ -95,13 +140,7 @@ static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forw
 #pragma unroll
     for (int j = 0; j < PACKS; j++) {
         const int i = j * LANES * N + lane;
-        float c[N / 2], z[N / 2];
         if (i >= a.p.D) continue;
-        if (a.cosine) {
-            const int64_t from = a.p.angles(token) + i / 2;
-            read<float, N / 2>(a.cosine + from, c);
-            read<float, N / 2>(a.sine + from, z);
-        }
 #pragma unroll
         for (int w = 0; w < W; w++) {
             const float r = 1 / sqrtf(squares[w] / (float)a.p.D + a.eps);
@@ -110,9 +149,9 @@ static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forw
             read<T, N>(a.w + w * a.p.D + i, u);
 #pragma unroll
             for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
-            if (a.cosine) {
+            if (TURNS) {
                 unpack<T, N>(packed<T, N>(v), v);
-                turn_pack<N>(v, c, z, 1);
+                turn_pack<N>(v, c[j], z[j], 1);
             }
             put<T, N>(y + w * a.p.D + i, v);
             if (a.rstd && i == 0) a.rstd[(int64_t)token * W + w] = r;
@@ -156,8 +195,8 @@ static __device__ __forceinline__ void store_wide_partial(float *partial, int D,
 /* A block has one of a token's vectors, that of w's row blockIdx.y, of a chunk of tokens; and in the end that share of the columns of
  * what else is summed. (With both vectors of a token in a block, whose angles it then read once, two blocks had room in a
  * multiprocessor, not three.) BIASED: with the sums of what is written to dx, which are kept in shared memory: there are no registers
- * left. */
-template <typename T, int N, int TEAM, bool BIASED>
+ * left. All of a turn's loads are on the way before the first is used; dy w / rms, which both passes need, stays in registers. */
+template <typename T, int N, int TEAM, bool BIASED, bool TURNS>
 static __global__ void __launch_bounds__(THREADS, WIDE_BLOCKS)
     wide_backward_kernel(const backward_args<T> a)
 {
@@ -170,69 +209,72 @@ static __global__ void __launch_bounds__(THREADS, WIDE_BLOCKS)
     const uint32_t step = (tokens + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
     const uint32_t last = min(first + step, tokens);
     const int lane = threadIdx.x % LANES * N, vector = blockIdx.y, at = vector * a.p.D + lane;
-    const T *u_at = a.w + at;
+    const T *const x = a.x + at, *const dy = a.dy + at;
+    const float *const cosine = a.cosine + lane / 2, *const sine = a.sine + lane / 2;
+    const float inverse_D = 1 / (float)a.p.D;
     float sum[PACKS][N] = {};
+    pack<T, N> w[PACKS] = {};
     int turns = 0;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (has_pack<N, TEAM>(j, lane, a.p.D))
+            w[j] = *(const pack<T, N> *)(a.w + at + j * LANES * N);
     for (int n = 0; BIASED && n < FOURS; n++) sums.four[n][threadIdx.x] = float4{};
-    /* All teams take as many turns. */
+    /* All teams take as many turns; one that has no token is given the chunk's first, which counts as 0. */
+    const wide_place of_first(first, samples);
+    wide_place next(first + threadIdx.x / LANES, samples);
     for (uint32_t turn = first; turn < last; turn += TEAMS, turns++) {
-        const uint32_t k = turn + threadIdx.x / LANES;
-        const bool there = k < last;
-        const uint32_t token = wide_token(a.p, there ? k : first, samples);
-        const T *dy = a.dy + token * a.p.of_dy + at;
-        const T *x = a.x + token * a.p.of_x + at;
-        T *dx = a.dx + token * a.p.of_out + at;
+        const bool there = turn + threadIdx.x / LANES < last;
+        const wide_place place = there ? next : of_first;
+        const uint32_t token = place.token(a.p);
+        const T *const of_x = row_of(x, token, (uint32_t)a.p.of_x);
+        const T *const of_dy = row_of(dy, token, (uint32_t)a.p.of_dy);
         pack<T, N> px[PACKS] = {}, pd[PACKS] = {};
-        float mean[1] = {};
-        const float r = a.rstd[(int64_t)token * a.p.weights + vector];
+        float c[PACKS][N / 2] = {}, z[PACKS][N / 2] = {}, scaled[PACKS][N], mean[1] = {};
+        const float rms = a.rstd[(int64_t)token * a.p.weights + vector];
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
-            const int i = j * LANES * N;
-            if (!there || i + lane >= a.p.D) continue;
-            px[j] = *(const pack<T, N> *)(x + i);
-            pd[j] = *(const pack<T, N> *)(dy + i);
+            if (!has_pack<N, TEAM>(j, lane, a.p.D)) continue;
+            pd[j] = get_pack<T, N>(of_dy + j * LANES * N);
+            px[j] = get_pack<T, N>(of_x + j * LANES * N);
         }
+        if (TURNS) {
+            const uint32_t pairs = (uint32_t)a.p.D / 2;
+            load_wide_angles<N, TEAM>(row_of(cosine, place.t, pairs), row_of(sine, place.t, pairs),
+                                      lane, a.p.D, c, z);
+        }
+        next.skip(TEAMS, samples);
+        const float r = there ? rms : 0;
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
-            const int i = j * LANES * N;
-            float d[N], n[N], u[N];
-            if (!there || i + lane >= a.p.D) continue;
+            float d[N], v[N], u[N];
             unpack<T, N>(pd[j], d);
-            if (a.cosine) {
-                float c[N / 2], z[N / 2];
-                const int64_t from = a.p.angles(token) + (i + lane) / 2;
-                read<float, N / 2>(a.cosine + from, c);
-                read<float, N / 2>(a.sine + from, z);
-                turn_pack<N>(d, c, z, -1);
-                pd[j] = packed<T, N>(d);
-                unpack<T, N>(pd[j], d);
+            if (TURNS) {
+                turn_pack<N>(d, c[j], z[j], -1);
+                unpack<T, N>(packed<T, N>(d), d);
             }
-            unpack<T, N>(px[j], n);
-            read<T, N>(u_at + i, u);
+            forget<T, N>(w[j]); /* else all of it would stay in registers as floats */
+            unpack<T, N>(px[j], v);
+            unpack<T, N>(w[j], u);
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                n[e] *= r;
-                sum[j][e] += d[e] * n[e];
-                mean[0] += d[e] * u[e] * n[e];
+                d[e] *= r;
+                sum[j][e] += d[e] * v[e];
+                scaled[j][e] = d[e] * u[e];
+                mean[0] += scaled[j][e] * v[e];
             }
         }
         team_sums<TEAM, 1>(mean, told, turns);
-        const float slope = r * r * (mean[0] / (float)a.p.D);
+        const float slope = -r * r * (mean[0] * inverse_D);
+        T *const dx = row_of(a.dx + at, token, (uint32_t)a.p.of_out);
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
-            const int i = j * LANES * N;
-            float v[N], d[N], n[N], u[N], old[N];
-            if (!there || i + lane >= a.p.D) continue;
-            unpack<T, N>(pd[j], d);
-            unpack<T, N>(px[j], n);
-            read<T, N>(u_at + i, u);
-            if (a.accumulate) get<T, N>(dx + i, old);
+            float v[N];
+            if (!there || !has_pack<N, TEAM>(j, lane, a.p.D)) continue;
+            unpack<T, N>(px[j], v);
 #pragma unroll
-            for (int e = 0; e < N; e++) {
-                v[e] = d[e] * u[e] * r - n[e] * slope;
-                if (a.accumulate) v[e] += old[e];
-            }
-            put<T, N>(dx + i, v);
+            for (int e = 0; e < N; e++) v[e] = scaled[j][e] + v[e] * slope;
+            put<T, N>(dx + j * LANES * N, v);
 #pragma unroll
             for (int e = 0; BIASED && e < N; e += 4) sums.add((j * N + e) / 4, v + e);
         }

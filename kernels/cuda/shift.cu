@@ -1,7 +1,7 @@
 /* A shift per sample, y = x + shift, and the sum over a sample's tokens that is its gradient.
  *
- * The sum: a block takes 32 packs of columns of sum_tokens() tokens of one sample, its 8 warps every eighth of them, and
- * their sums are added in order; those of a sample's blocks, in fp32, by a second kernel. So a sample's bits depend on its
+ * The sum: a block takes 32 packs of columns of a piece of one sample's tokens, its 8 warps every eighth of them, and
+ * their sums are added in order; those of a sample's pieces, in fp32, by a second kernel, in the same way. So a sample's bits depend on its
  * tokens alone. Bytes: forward two maps, backward one. */
 #include "kernels/cuda/norm.cuh"
 
@@ -45,12 +45,11 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float shared[WARPS][WARP * N];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int64_t first = (int64_t)blockIdx.x * WARP * N, i = first + lane * N;
-    const int64_t piece = sum_tokens(tokens), begin = blockIdx.y * piece;
-    const int64_t end = min(begin + piece, tokens);
+    const piece_tokens piece = tokens_of(tokens, blockIdx.y, gridDim.y);
     const T *sample = dy + blockIdx.z * tokens * D;
     float sum[N] = {}, v[N];
 #pragma unroll 4
-    for (int64_t t = begin + warp; i < D && t < end; t += WARPS) {
+    for (int64_t t = piece.begin + warp; i < D && t < piece.end; t += WARPS) {
         load<T, N>(sample + t * D + i, v);
 #pragma unroll
         for (int e = 0; e < N; e++) sum[e] += v[e];
@@ -66,15 +65,22 @@ static __global__ void __launch_bounds__(THREADS)
         to[c] = all;
     }
 }
+/* grid: (columns, B) */
 template <typename T>
-static __global__ void pieces_kernel(const float *sums, T *to, int64_t pieces, int64_t D,
-                                     int64_t stride)
+static __global__ void __launch_bounds__(THREADS)
+    pieces_kernel(const float *sums, T *to, int64_t pieces, int64_t D, int64_t stride)
 {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= D) return;
+    __shared__ float shared[WARPS][WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int64_t i = (int64_t)blockIdx.x * WARP + lane;
     float sum = 0;
-#pragma unroll 4
-    for (int64_t k = 0; k < pieces; k++) sum += sums[(blockIdx.y * pieces + k) * D + i];
+#pragma unroll 8
+    for (int64_t k = warp; i < D && k < pieces; k += WARPS)
+        sum += sums[(blockIdx.y * pieces + k) * D + i];
+    shared[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || i >= D) return;
+    for (int w = 1; w < WARPS; w++) sum += shared[w][lane];
     to[blockIdx.y * stride + i] = from_float<T>(sum);
 }
 size_t cuda_shift_backward_scratch(const struct lg_shift_backward_args *a)
@@ -95,7 +101,7 @@ void cuda_shift_backward(lg_stream *s, const struct lg_shift_backward_args *a)
             sums_kernel<T, N><<<grid, THREADS, 0, stream>>>((const T *)a->dy.data, sums, tokens, D);
         })
         LG_CUDA_LAUNCHED();
-        pieces_kernel<T><<<dim3((unsigned)ceil_div(D, THREADS), (unsigned)B), THREADS, 0, stream>>>(
+        pieces_kernel<T><<<dim3((unsigned)ceil_div(D, WARP), (unsigned)B), THREADS, 0, stream>>>(
             sums, (T *)a->dshift.data, pieces, D, lg_row_stride(&a->dshift, 1));
     })
     LG_CUDA_LAUNCHED();

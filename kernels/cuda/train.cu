@@ -9,7 +9,7 @@
 #include "kernels/cuda/common.cuh"
 #include <math.h>
 
-enum { THREADS = 256, AT_ONCE = 8 /* elements of a thread that are read together */ };
+enum { THREADS = 256 };
 
 /* ---- Philox4x32-10, as base/philox.c ---- */
 
@@ -77,41 +77,62 @@ void cuda_diffuse_forward(lg_stream *s, const struct lg_diffuse_forward_args *a)
     LG_CUDA_LAUNCHED();
 }
 
-template <typename T, typename W>
-__global__ void mse_kernel(const T *pred, const T *target, const W *weight, W *loss, T *dpred,
-                           int64_t per_sample)
+/* ---- losses: a block has a sample, and as many threads as may be, for a clip's may be long ---- */
+
+enum {
+    LOSS_THREADS = 1024,
+    RANGE_THREADS = 512,
+    AT_ONCE = 4 /* packs of a thread that are read together */
+};
+template <typename T, typename W, int N>
+static __global__ void __launch_bounds__(LOSS_THREADS)
+    mse_kernel(const T *pred, const T *target, const W *weight, W *loss, T *dpred, int64_t size)
 {
-    int64_t b = blockIdx.x;
-    float w = to_float(weight[b]), sum = 0;
-    pred += b * per_sample, target += b * per_sample;
-    if (dpred) dpred += b * per_sample;
-    for (int64_t i = threadIdx.x; i < per_sample; i += THREADS * AT_ONCE) {
-        float error[AT_ONCE] = {};
+    const int64_t b = blockIdx.x;
+    const float w = to_float(weight[b]), slope = w * 2 / (float)size;
+    float sum = 0;
+    pred += b * size, target += b * size;
+    if (dpred) dpred += b * size;
+    for (int64_t i = threadIdx.x * N; i < size; i += LOSS_THREADS * N * AT_ONCE) {
+        float error[AT_ONCE][N] = {};
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            const int64_t e = i + k * THREADS;
-            if (w != 0 && e < per_sample) error[k] = to_float(pred[e]) - to_float(target[e]);
+            const int64_t at = i + k * LOSS_THREADS * N;
+            float v[N];
+            if (w == 0 || at >= size) continue;
+            load<T, N>(pred + at, error[k]);
+            load<T, N>(target + at, v);
+#pragma unroll
+            for (int e = 0; e < N; e++) error[k][e] -= v[e];
         }
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            const int64_t e = i + k * THREADS;
-            if (e >= per_sample) break;
-            sum += error[k] * error[k];
-            if (dpred) dpred[e] = from_float<T>(w * 2 * error[k] / (float)per_sample);
+            const int64_t at = i + k * LOSS_THREADS * N;
+            if (at >= size) break;
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                sum += error[k][e] * error[k][e];
+                error[k][e] *= slope;
+            }
+            if (dpred) store<T, N>(dpred + at, error[k]);
         }
     }
-    sum = block_sum<THREADS>(sum);
-    if (threadIdx.x == 0) loss[b] = from_float<W>(sum / (float)per_sample);
+    sum = block_sum<LOSS_THREADS>(sum);
+    if (threadIdx.x == 0) loss[b] = from_float<W>(sum / (float)size);
 }
 void cuda_mse_loss(lg_stream *s, const struct lg_mse_loss_args *a)
 {
     LG_ASSERT(a->weight.dtype == a->loss.dtype);
-    int64_t B = a->pred.dim[0], per_sample = lg_numel(&a->pred) / B;
+    const int64_t B = a->target.dim[0], size = lg_numel(&a->target) / B;
+    const bool aligned = lg_cuda_aligned_16(a->pred.data) && lg_cuda_aligned_16(a->target.data) &&
+                         lg_cuda_aligned_16(a->dpred.data);
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPES(a->pred.dtype, a->loss.dtype, T, W,
-               (mse_kernel<<<(unsigned)B, THREADS, 0, stream>>>(
-                   (const T *)a->pred.data, (const T *)a->target.data, (const W *)a->weight.data,
-                   (W *)a->loss.data, (T *)a->dpred.data, per_sample)))
+               {WITH_PACK(aligned && size % PACK<T> == 0, T, N, {
+                   mse_kernel<T, W, N><<<(unsigned)B, LOSS_THREADS, 0, stream>>>(
+                       (const T *)a->pred.data, (const T *)a->target.data,
+                       (const W *)a->weight.data, (W *)a->loss.data, (T *)a->dpred.data, size);
+               })})
     LG_CUDA_LAUNCHED();
 }
 
@@ -158,14 +179,16 @@ template <typename T, typename W> struct learned_range {
     int64_t size; /* of a sample's noise */
 };
 /* A thread reads both halves of its elements before it writes them: dpred may lie on pred. */
-template <typename T, typename W> __global__ void learned_range_kernel(learned_range<T, W> a)
+template <typename T, typename W>
+static __global__ void __launch_bounds__(RANGE_THREADS)
+    learned_range_kernel(const learned_range<T, W> a)
 {
     int64_t b = blockIdx.x;
     float term[6], weight[2], sum[2] = {};
     for (int k = 0; k < 6; k++) term[k] = to_float(a.terms[6 * b + k]);
     for (int k = 0; k < 2; k++) weight[k] = to_float(a.weight[2 * b + k]);
     const float half = 0.5f * (term[1] - term[0]), ln2 = 0.69314718f;
-    for (int64_t i = threadIdx.x; i < a.size; i += THREADS) {
+    for (int64_t i = threadIdx.x; i < a.size; i += RANGE_THREADS) {
         int64_t at = 2 * b * a.size + i, e = b * a.size + i;
         float noise = to_float(a.target[e]), error = to_float(a.pred[at]) - noise;
         float L = term[0] + half * (to_float(a.pred[at + a.size]) + 1);
@@ -180,7 +203,7 @@ template <typename T, typename W> __global__ void learned_range_kernel(learned_r
             from_float<T>(weight[1] == 0 ? 0 : weight[1] * half * v.slope / (ln2 * (float)a.size));
     }
     for (int k = 0; k < 2; k++) {
-        sum[k] = block_sum<THREADS>(sum[k]);
+        sum[k] = block_sum<RANGE_THREADS>(sum[k]);
         if (threadIdx.x == 0)
             a.loss[2 * b + k] = from_float<W>(sum[k] / ((k ? ln2 : 1) * (float)a.size));
     }
@@ -195,7 +218,7 @@ void cuda_learned_range_loss(lg_stream *s, const struct lg_learned_range_loss_ar
                                  (const T *)a->x_t.data,    (const W *)a->terms.data,
                                  (const W *)a->weight.data, (W *)a->loss.data,
                                  (T *)a->dpred.data,        lg_numel(&a->target) / B};
-        learned_range_kernel<T, W><<<(unsigned)B, THREADS, 0, stream>>>(k);
+        learned_range_kernel<T, W><<<(unsigned)B, RANGE_THREADS, 0, stream>>>(k);
     })
     LG_CUDA_LAUNCHED();
 }
