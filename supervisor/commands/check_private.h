@@ -1,7 +1,7 @@
 /* What check.c asks and check_print.c prints. */
 #pragma once
 #include "supervisor/commands/check.h"
-#include "supervisor/commands/gpus.h"
+#include "supervisor/run/gpus.h"
 #include "supervisor/commands/memory.h"
 #include "supervisor/launch/launcher.h"
 

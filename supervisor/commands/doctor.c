@@ -2,7 +2,7 @@
 #include "supervisor/commands/doctor.h"
 #include "base/printable.h"
 #include "config/plan.h"
-#include "supervisor/commands/gpus.h"
+#include "supervisor/run/gpus.h"
 #include "supervisor/commands/memory.h"
 #include "supervisor/run/child.h"
 #include <dlfcn.h>

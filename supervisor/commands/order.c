@@ -3,7 +3,6 @@
 #include "base/printable.h"
 #include "bus/control.h"
 #include "supervisor/commands/elsewhere.h"
-#include "supervisor/commands/gpus.h"
 #include "supervisor/core/scale.h"
 #include "supervisor/run/waiting.h"
 #include <limits.h>
@@ -52,30 +51,6 @@ static int find_lgsup(lg_run *r, int *ret_pidfd)
     return 0;
 }
 
-/* Would more instances than the run began with be on GPUs that cannot reach those that they work with? Which way a run takes between GPUs (the plan's
- * `apart`) is decided when it begins, for the instances that it has then. */
-static int check_gpus(lg_run *r, lg_role role, int n)
-{
-    struct lg_run_gpus gpus;
-    int number[LG_RUN_GPUS_MAX], from, to;
-    LG_TRY(lg_run_load(r));
-    lg_plan plan = r->plan;
-    if (n <= plan.instances[role] || lg_plan_gpu(r->config, role, 0) < 0) return 0;
-    plan.instances[role] = n;
-    const int used = lg_run_gpus_used(r->config, &plan, number);
-    LG_TRY(used);
-    LG_TRY(lg_run_gpus_ask(number, used, &gpus));
-    LG_TRY(lg_run_gpus_check(r->config, &plan, &gpus));
-    if (plan.apart || !lg_run_gpus_apart(r->config, &plan, &gpus, &from, &to) || from < 0) return 0;
-    return LG_FAIL(
-        LG_ERR_CONFIG,
-        "%d instances of %s would be on GPUs of which cuda:%d cannot reach the memory of "
-        "cuda:%d, and this run hands over straight from GPU to GPU: name others in "
-        "%s.gpus, or `lgsup stop` it, and start it with so many instances, which takes "
-        "the way through host memory",
-        n, lg_role_name(role), from, to, lg_role_name(role));
-}
-
 /* Waits until it is carried out. *ret_text: what lgsup says, also with an error. */
 static int send(const char *dir, const struct lg_message *m, char ret_text[LG_MESSAGE_TEXT_MAX + 1])
 {
@@ -85,13 +60,12 @@ static int send(const char *dir, const struct lg_message *m, char ret_text[LG_ME
     if (!r) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the run");
     lg_run_init(r, dir);
     int rc = find_lgsup(r, &pidfd);
-    const bool found = rc == 0;
-    if (found && m->kind == LG_MESSAGE_scale) rc = check_gpus(r, m->role, m->level);
-    if (rc == 0)
+    if (rc == 0) {
         rc = lg_control_order(
             r->runtime_dir, m,
             &(struct lg_control_wait){.pidfd = pidfd, .say_ms = SAY_MS, .say = say}, &answer);
-    if (found) close(pidfd);
+        close(pidfd);
+    }
     if (rc == 0 && answer.kind != LG_MESSAGE_ok)
         rc = LG_FAIL(answer.level ? -answer.level : LG_ERR_FAILED, "%s", answer.text);
     snprintf(ret_text, LG_MESSAGE_TEXT_MAX + 1, "%s", rc < 0 ? lg_err_message() : answer.text);

@@ -1,6 +1,7 @@
 /* See launch_jobs.h. */
 #include "supervisor/core/launch_jobs.h"
 #include "supervisor/core/supervise.h"
+#include "supervisor/run/gpus.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -11,6 +12,7 @@ struct launch_job {
     lg_role role;
     int index; /* request, dismiss */
     struct lg_launch_order order;
+    char dir[LG_PATH_BYTES]; /* of the run, where new instances may want GPUs; else "" */
     int64_t came_ns;
     void (*on_signal)(lg_supervisor *, bool restart, int64_t came_ns);
     bool restart;
@@ -49,11 +51,28 @@ static void requested(struct lg_job *job, void *context)
     if (j->rc < 0) lg_progress_say(&s->progress, LG_WARN, "%s", j->why);
 }
 
+/* Config and plan are read again: a job owns what it works with. */
+static int check_gpus(const struct launch_job *j)
+{
+    if (!*j->dir) return 0;
+    lg_run *r = malloc(sizeof *r);
+    if (!r) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the run");
+    lg_run_init(r, j->dir);
+    int rc = lg_run_load(r);
+    if (rc == 0) rc = lg_run_gpus_scale(r, j->order.role, j->order.n);
+    lg_run_close(r);
+    free(r);
+    LG_TRY(rc);
+    return 0;
+}
+
 static void prepare(struct lg_job *job)
 {
     struct launch_job *j = (struct launch_job *)job;
     const struct lg_launch_order *o = &j->order;
-    keep_result(j, j->launcher->prepare(j->units, o->role, o->first, o->n - 1));
+    int rc = check_gpus(j);
+    if (rc == 0) rc = j->launcher->prepare(j->units, o->role, o->first, o->n - 1);
+    keep_result(j, rc);
 }
 
 static void prepared(struct lg_job *job, void *context)
@@ -66,6 +85,8 @@ void lg_launch_prepare(lg_supervisor *s, const struct lg_launch_order *o)
 {
     struct launch_job *j = make(s, prepare, prepared);
     j->order = *o;
+    if (lg_run_gpus_are_new(s->run->config, &s->run->plan, o->role, o->n))
+        snprintf(j->dir, sizeof j->dir, "%s", s->run->dir);
     if (!lg_background_give(s, LG_WORKER_launcher, &j->job))
         o->then(s, o, LG_ERR_BUSY, "systemd does not take any more");
 }

@@ -10,7 +10,8 @@ struct lg_supervisor;
 
 /* For an instance that nobody has come for in a while. A failure is said. */
 void lg_launch_request(struct lg_supervisor *s, lg_role role, int index);
-/* Before a role is scaled to n: sees to it that instances from `first` on can come. */
+/* Before a role is scaled to n: sees to it that instances from `first` on can come, and that their GPUs reach the others
+ * (supervisor/run/gpus.h). */
 struct lg_launch_order {
     lg_role role;
     int first, n;

@@ -90,3 +90,19 @@ for transport in $transports; do
     check "$transport: the spare has trained" grep -q 'took state' "$T/$run/2/logs/exchange.0.log"
     "$HOSTS" on 1
 done
+
+# Hosts whose GPUs do not reach each other are not scaled to one that is out of reach, whoever asks, and go on.
+places 2 0
+export LG_STUB=apart
+LG_BACKEND_DIR=$T/backends hosts_start apart --set device=cuda --set trainer.micro_batch_size=2 --set trainer.gpus=1 --set vae.gpus=1 \
+    --set text.gpus=1,0 --set text.shards=1
+wait_until 100 step_reached "$T/apart/0" 3
+wait_until 100 step_reached "$T/apart/1" 3
+on 0 env LG_STUB=apart timeout 60 "$LGSUP" scale text 2 "$T/apart/0" >"$T/said" 2>&1
+expect "scale to GPUs out of reach" 3 $?
+expect "each host says why" 2 "$(grep -c 'not done: .*cuda:0 cannot reach the memory of cuda:1, and this run hands over straight' "$T/said")"
+wait_until 100 step_reached "$T/apart/1" $(($(step_of "$T/apart/1") + 3))
+expect "they go on" 0 $?
+expect "nobody was started there" 1 "$(on 1 "$LGSUP" status --json --host 1 "$T/apart/1" | jq '[.instances[] | select(.role == "text")] | length')"
+host_stop apart 0
+ends "after that" apart 0 1

@@ -119,8 +119,9 @@ tests_of_file() {
     stages/nets/denoiser_file.*) echo unet pretrained e2e:published ;;
     stages/nets/weights.* | config/pretrained.*) echo pretrained e2e:published ;;
     supervisor/commands/memory*) echo memory e2e:gpus ;;
-    supervisor/commands/gpus.*) echo e2e:gpus e2e:apart ;;
-    supervisor/commands/order.*) echo e2e:scale e2e:apart ;;
+    supervisor/run/gpus.*) echo e2e:gpus e2e:apart ;;
+    supervisor/core/launch_jobs.*) echo e2e:scale e2e:apart sim_supervisor ;;
+    supervisor/commands/order.*) echo e2e:scale ;;
     supervisor/commands/check.*) echo check e2e:apart ;;
     supervisor/commands/export.*) echo e2e:published ;;
     kernels/ref64/diffusion.* | kernels/ref64/norm.*) echo ops_ref ops_fd ;;

@@ -1,6 +1,6 @@
 /* What a run needs on each device: adding up what roles print, refusing what is no such thing, and the
  * sentences when it does not fit; what lg-device tells of GPUs. */
-#include "supervisor/commands/gpus.h"
+#include "supervisor/run/gpus.h"
 #include "supervisor/commands/memory_tip.h"
 #include "tests/unit/scratch.h"
 #include <setjmp.h>

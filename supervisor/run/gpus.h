@@ -2,6 +2,7 @@
  * that program because it loads no driver itself. */
 #pragma once
 #include "config/plan.h"
+#include "supervisor/run/run.h"
 
 enum { LG_RUN_GPUS_MAX = 64 };
 
@@ -36,3 +37,9 @@ int lg_run_gpus_check(const lg_config *c, const lg_plan *p, const struct lg_run_
  * *ret_from, *ret_to: two of them, where there are; else -1. */
 bool lg_run_gpus_apart(const lg_config *c, const lg_plan *p, const struct lg_run_gpus *g,
                        int *ret_from, int *ret_to);
+
+/* May a run that lives have n instances of a role? Would they be on GPUs that cannot reach those that they work with, and the
+ * run hands over straight from GPU to GPU (which way it takes is decided when it begins, for the instances that it has then), why
+ * not: LG_ERR_CONFIG. r: loaded. Asks lg-device, which takes seconds, unless lg_run_gpus_are_new says that there is nothing to ask. */
+int lg_run_gpus_scale(const lg_run *r, lg_role role, int n);
+bool lg_run_gpus_are_new(const lg_config *c, const lg_plan *p, lg_role role, int n);

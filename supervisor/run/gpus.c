@@ -1,5 +1,5 @@
 /* Asking lg-device; see gpus.h. */
-#include "supervisor/commands/gpus.h"
+#include "supervisor/run/gpus.h"
 #include "supervisor/run/child.h"
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -217,4 +217,30 @@ int lg_run_gpus_check(const lg_config *c, const lg_plan *p, const struct lg_run_
         "leave it out, put all on one GPU with trainer.gpus, vae.gpus and text.gpus, or "
         "take GPUs of one NVLink or PCIe group (nvidia-smi topo -p2p r shows them)",
         from, to);
+}
+
+bool lg_run_gpus_are_new(const lg_config *c, const lg_plan *p, lg_role role, int n)
+{
+    return n > p->instances[role] && lg_plan_gpu(c, role, 0) >= 0;
+}
+
+int lg_run_gpus_scale(const lg_run *r, lg_role role, int n)
+{
+    struct lg_run_gpus gpus;
+    int number[LG_RUN_GPUS_MAX], from, to;
+    lg_plan plan = r->plan;
+    if (!lg_run_gpus_are_new(r->config, &plan, role, n)) return 0;
+    plan.instances[role] = n;
+    const int used = lg_run_gpus_used(r->config, &plan, number);
+    LG_TRY(used);
+    LG_TRY(lg_run_gpus_ask(number, used, &gpus));
+    LG_TRY(lg_run_gpus_check(r->config, &plan, &gpus));
+    if (plan.apart || !lg_run_gpus_apart(r->config, &plan, &gpus, &from, &to) || from < 0) return 0;
+    return LG_FAIL(
+        LG_ERR_CONFIG,
+        "%d instances of %s would be on GPUs of which cuda:%d cannot reach the memory of "
+        "cuda:%d, and this run hands over straight from GPU to GPU: name others in "
+        "%s.gpus, or `lgsup stop` it, and start it with so many instances, which takes "
+        "the way through host memory",
+        n, lg_role_name(role), from, to, lg_role_name(role));
 }
