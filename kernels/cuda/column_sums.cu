@@ -102,13 +102,17 @@ void cuda_add_sums(cudaStream_t stream, const struct cuda_sums *sums, int count)
     int64_t most = 0;
     unsigned blocks = 0;
     LG_ASSERT(count > 0 && count <= CUDA_SUMS_MAX);
+    for (int k = 1; k < count; k++)
+        if (sums[k].y.dtype != sums[0].y.dtype) { /* each by itself */
+            for (int i = 0; i < count; i++) cuda_add_sums(stream, &sums[i], 1);
+            return;
+        }
     WITH_TYPE(sums[0].y.dtype, W, {
         all_columns<W> all = {};
         all.count = count;
         for (int k = 0; k < count; k++) {
             const struct cuda_sums *s = &sums[k];
             const int64_t N = lg_numel(&s->y);
-            LG_ASSERT(s->y.dtype == sums[0].y.dtype);
             all.of[k] = {s->partial, (W *)s->y.data, s->chunks,    N,
                          s->stride,  (int)blocks,    s->accumulate};
             blocks += (unsigned)ceil_div(N, WARP);

@@ -121,7 +121,7 @@ void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward
 /* y (N) (+)= column sums of partial (chunks, N), in a fixed order. */
 void cuda_add_partial_sums(cudaStream_t stream, const float *partial, int64_t chunks, lg_tensor y,
                            bool accumulate);
-/* Several at once, at most CUDA_SUMS_MAX, of one type; rows of partial lie `stride` floats apart. */
+/* Several, at most CUDA_SUMS_MAX, in one launch where they are of one type; rows of partial lie `stride` floats apart. */
 enum { CUDA_SUMS_MAX = 3 };
 struct cuda_sums {
     const float *partial;

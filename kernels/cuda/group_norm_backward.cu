@@ -1,4 +1,4 @@
-/* The backward of GroupNorm with affine and activation over (N, H, W, C), in three launches and two for dw and db. With
+/* The backward of GroupNorm with affine and activation over (N, H, W, C), in three launches and one for dw and db. With
  * n = (x - mean) rstd and d = dy act'(n w + b):
  *
  * 1. sums: a block takes 64 or 256 pixels of one sample. A thread keeps one pack of channels and walks the pixels; it sums d

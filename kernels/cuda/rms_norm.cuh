@@ -1,4 +1,4 @@
-/* What the kernels of RMSNorm share (rms_norm.cu, rms_norm_wide.cuh): where vectors lie, what the kernels get, packs as floats. */
+/* What the kernels of RMSNorm share (rms_norm.cu, rms_norm_wide.cuh): where vectors lie, what the kernels get. */
 #pragma once
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/packs.cuh"

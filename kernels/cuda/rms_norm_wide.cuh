@@ -220,7 +220,7 @@ static __global__ void __launch_bounds__(THREADS, WIDE_BLOCKS)
         if (has_pack<N, TEAM>(j, lane, a.p.D))
             w[j] = *(const pack<T, N> *)(a.w + at + j * LANES * N);
     for (int n = 0; BIASED && n < FOURS; n++) sums.four[n][threadIdx.x] = float4{};
-    /* All teams take as many turns; one that has no token is given the chunk's first, which counts as 0. */
+    /* All teams take as many turns; one that has no token has zeros, with the angles of the chunk's first. */
     const wide_place of_first(first, samples);
     wide_place next(first + threadIdx.x / LANES, samples);
     for (uint32_t turn = first; turn < last; turn += TEAMS, turns++) {
@@ -234,7 +234,7 @@ static __global__ void __launch_bounds__(THREADS, WIDE_BLOCKS)
         const float rms = a.rstd[(int64_t)token * a.p.weights + vector];
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
-            if (!has_pack<N, TEAM>(j, lane, a.p.D)) continue;
+            if (!there || !has_pack<N, TEAM>(j, lane, a.p.D)) continue;
             pd[j] = get_pack<T, N>(of_dy + j * LANES * N);
             px[j] = get_pack<T, N>(of_x + j * LANES * N);
         }

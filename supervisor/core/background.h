@@ -3,6 +3,7 @@
  *   disk     lines of logs/lgsup.log, status.json, DIR/regions, DIR/programs
  *   keeper   everything that asks the keeper for something (keep_jobs.h), and the directory of its socket
  *   launcher what a service manager is asked for (launch_jobs.h)
+ *   gpus     what lg-device is asked, which a driver may hold up (launch_jobs.h)
  *   notify   what the service manager is told (supervisor/views/notify.h)
  *   views    previews, event files, Prometheus (supervisor/views/extras.h)
  *
@@ -17,6 +18,7 @@
     X(disk, 1024, 15000)                                                                           \
     X(keeper, 256, 40000)                                                                          \
     X(launcher, 256, 25000)                                                                        \
+    X(gpus, 16, 15000)                                                                             \
     X(notify, 64, 5000)                                                                            \
     X(views, 8, 15000)
 

@@ -12,7 +12,7 @@ struct launch_job {
     lg_role role;
     int index; /* request, dismiss */
     struct lg_launch_order order;
-    char dir[LG_PATH_BYTES]; /* of the run, where new instances may want GPUs; else "" */
+    char dir[LG_PATH_BYTES]; /* of the run: ask_gpus */
     int64_t came_ns;
     void (*on_signal)(lg_supervisor *, bool restart, int64_t came_ns);
     bool restart;
@@ -51,28 +51,11 @@ static void requested(struct lg_job *job, void *context)
     if (j->rc < 0) lg_progress_say(&s->progress, LG_WARN, "%s", j->why);
 }
 
-/* Config and plan are read again: a job owns what it works with. */
-static int check_gpus(const struct launch_job *j)
-{
-    if (!*j->dir) return 0;
-    lg_run *r = malloc(sizeof *r);
-    if (!r) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the run");
-    lg_run_init(r, j->dir);
-    int rc = lg_run_load(r);
-    if (rc == 0) rc = lg_run_gpus_scale(r, j->order.role, j->order.n);
-    lg_run_close(r);
-    free(r);
-    LG_TRY(rc);
-    return 0;
-}
-
 static void prepare(struct lg_job *job)
 {
     struct launch_job *j = (struct launch_job *)job;
     const struct lg_launch_order *o = &j->order;
-    int rc = check_gpus(j);
-    if (rc == 0) rc = j->launcher->prepare(j->units, o->role, o->first, o->n - 1);
-    keep_result(j, rc);
+    keep_result(j, j->launcher->prepare(j->units, o->role, o->first, o->n - 1));
 }
 
 static void prepared(struct lg_job *job, void *context)
@@ -81,14 +64,45 @@ static void prepared(struct lg_job *job, void *context)
     j->order.then(context, &j->order, j->rc, j->why);
 }
 
+static void give_order(lg_supervisor *s, lg_worker_kind which, struct launch_job *j,
+                       const struct lg_launch_order *o, const char *why_not)
+{
+    j->order = *o;
+    if (!lg_background_give(s, which, &j->job)) o->then(s, o, LG_ERR_BUSY, why_not);
+}
+
+/* Config and plan are read again: a job owns what it works with. */
+static void ask_gpus(struct lg_job *job)
+{
+    struct launch_job *j = (struct launch_job *)job;
+    lg_run *r = malloc(sizeof *r);
+    LG_ASSERT(r);
+    lg_run_init(r, j->dir);
+    int rc = lg_run_load(r);
+    if (rc == 0) rc = lg_run_gpus_scale(r, j->order.role, j->order.n);
+    keep_result(j, rc);
+    lg_run_close(r);
+    free(r);
+}
+
+static void asked_gpus(struct lg_job *job, void *context)
+{
+    const struct launch_job *j = (struct launch_job *)job;
+    if (j->rc < 0)
+        j->order.then(context, &j->order, j->rc, j->why);
+    else
+        give_order(context, LG_WORKER_launcher, make(context, prepare, prepared), &j->order,
+                   "systemd does not take any more");
+}
+
 void lg_launch_prepare(lg_supervisor *s, const struct lg_launch_order *o)
 {
-    struct launch_job *j = make(s, prepare, prepared);
-    j->order = *o;
-    if (lg_run_gpus_are_new(s->run->config, &s->run->plan, o->role, o->n))
-        snprintf(j->dir, sizeof j->dir, "%s", s->run->dir);
-    if (!lg_background_give(s, LG_WORKER_launcher, &j->job))
-        o->then(s, o, LG_ERR_BUSY, "systemd does not take any more");
+    const bool asks =
+        o->n > o->first && lg_run_gpus_are_new(s->run->config, &s->run->plan, o->role, o->n);
+    struct launch_job *j = asks ? make(s, ask_gpus, asked_gpus) : make(s, prepare, prepared);
+    if (asks) snprintf(j->dir, sizeof j->dir, "%s", s->run->dir);
+    give_order(s, asks ? LG_WORKER_gpus : LG_WORKER_launcher, j, o,
+               asks ? "lg-device does not answer" : "systemd does not take any more");
 }
 
 static void dismiss(struct lg_job *job)

@@ -1,6 +1,6 @@
 /* What the loop wants of the launcher that may take long (the middle of launcher.def: what a service
- * manager is asked), done by the launcher's worker: the loop goes on meanwhile, and acts when the answer
- * is there. The jobs are done in the order in which they were given, so that a unit which is asked for
+ * manager is asked), done by the launcher's worker, and what lg-device is asked, by that of the GPUs: the loop goes on
+ * meanwhile, and acts when the answer is there. The jobs are done in the order in which they were given, so that a unit which is asked for
  * after it was let go is there in the end. */
 #pragma once
 #include "shm/board.h"
