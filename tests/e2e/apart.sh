@@ -134,6 +134,23 @@ check "scale: says why" grep -q 'cuda:0 cannot reach the memory of cuda:1, and t
 wait_step "$run" $(($(step_of "$run") + 3))
 expect "scale: nobody was started there" 0 "$(restarts_of "$run" text)"
 settle "scale: the run goes on" "$run"
+# An lg-device that does not answer, as where a driver holds it up, holds up neither the run nor its end.
+mkdir "$T/slow" && cp -r "$e2e_build/bin" "$T/slow/bin" && ln -s "$e2e_build/lib" "$T/slow/lib"
+run=$T/unanswered
+LGSUP=$T/slow/bin/lgsup train "$run" "${shard[@]}" --set text.shards=1
+wait_step "$run" 3
+printf '#!/bin/bash\nwhile sleep 0.2; do :; done\n' >"$T/slow/bin/asleep" && chmod +x "$T/slow/bin/asleep"
+mv "$T/slow/bin/asleep" "$T/slow/bin/lg-device"
+timeout 60 "$LGSUP" scale text 2 "$run" >"$T/said" 2>&1 &
+order=$!
+check "scale: lg-device is asked" wait_until 30 pgrep -f "$T/slow/bin/lg-device"
+wait_step "$run" $(($(step_of "$run") + 3))
+pkill -TERM -f "^$T/slow/bin/lgsup start"
+check "SIGTERM is heard meanwhile" wait_until 20 grep -q '^stopping: ' "$run.out"
+wait "$order"
+expect "the order is answered" 7 $?
+wait "$tiny_pid"
+expect "the run ends in order" 0 $?
 check "late: the plan says how" jq -e '.apart == 1' "$T/late.parallel.zero=1.4/plan.json"
 key=("${gpus[@]}")
 for zero in 1 3; do
