@@ -22,7 +22,8 @@
 #include <unistd.h>
 
 enum { PID_SHIFT = 40, INCARNATION_SHIFT = 8, STATE_MASK = 0xff, STAT_BYTES = 1024 };
-enum { COUNTER_START_MAX = 1 << 22 }; /* half of what fits into an incarnation */
+/* Counters that fit into an incarnation. A board's begin in their first half, so that the other is left for restarts. */
+enum { COUNTER_MAX = UINT32_MAX / LG_ROWS, COUNTER_START_MAX = COUNTER_MAX / 2 };
 
 static uint64_t life_of(uint64_t pid, lg_incarnation i, lg_life state)
 {
@@ -231,7 +232,7 @@ static lg_incarnation enlist(lg_board *b, lg_role role, int index, bool standby,
     lg_board_life(b, role, index, &state);
     LG_ASSERT(state == LG_LIFE_NONE || state == LG_LIFE_DEAD);
     uint32_t counter = atomic_fetch_add(&b->s->next_counter, 1);
-    LG_ASSERT(counter > 0 && counter < UINT32_MAX / LG_ROWS);
+    LG_ASSERT(counter > 0 && counter < COUNTER_MAX);
     lg_incarnation i = counter * LG_ROWS + (uint32_t)lg_row((int)role, index);
     name_process(row, pid, start_time);
     atomic_store_explicit(&row->standby, standby ? i : 0, memory_order_relaxed);

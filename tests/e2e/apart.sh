@@ -151,6 +151,7 @@ wait "$order"
 expect "the order is answered" 7 $?
 wait "$tiny_pid"
 expect "the run ends in order" 0 $?
+pkill -KILL -f "$T/slow/bin/lg-device" # which has no time limit of its own
 check "late: the plan says how" jq -e '.apart == 1' "$T/late.parallel.zero=1.4/plan.json"
 key=("${gpus[@]}")
 for zero in 1 3; do

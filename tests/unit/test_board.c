@@ -321,7 +321,20 @@ static void test_boards_share_no_incarnation(void **state)
         same += lg_board_enlist(other, LG_ROLE_vae, 0) == mine;
         lg_board_close(&other);
     }
-    assert_true(same <= 1); /* one in four million each */
+    assert_true(same <= 1); /* one in two million each */
+}
+
+/* Wherever a board's numbers begin, two million processes can be started. */
+static void test_incarnations_are_left(void **state)
+{
+    (void)state;
+    lg_board *b = NULL;
+    const struct lg_board_spec spec = {.plan = &f.plan, .max_steps = 10};
+    for (int i = 0; i < 40; i++) {
+        assert_int_equal(lg_board_create(f.board_path, &spec, &b), 0);
+        assert_in_range(lg_board_enlist(b, LG_ROLE_vae, 0), LG_ROWS, UINT32_MAX / 2 + LG_ROWS);
+        lg_board_close(&b);
+    }
 }
 
 static void test_global_commit(void **state)
@@ -374,6 +387,7 @@ int main(void)
         T(test_rows_without_a_process),
         T(test_blind),
         T(test_boards_share_no_incarnation),
+        T(test_incarnations_are_left),
         T(test_incarnations),
         T(test_vacate),
         T(test_late_child_writes_nothing),
