@@ -34,8 +34,7 @@ static __device__ __forceinline__ pack<T, N> packed(const float (&v)[N])
 }
 
 /* 16 bytes as one access: left to itself the compiler makes four or seven of many here. read: of what the kernel does not write,
- * get: of what it does, or what shall be on the way before anything
- * that follows is done. */
+ * get: of what it does, or what shall be on the way before anything that follows is done. */
 static __device__ __forceinline__ void put_quad(void *to, const quad &q)
 {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(q.v[0]), "r"(q.v[1]),

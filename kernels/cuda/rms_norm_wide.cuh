@@ -231,7 +231,7 @@ static __global__ void __launch_bounds__(THREADS, WIDE_BLOCKS)
         const T *const of_dy = row_of(dy, token, (uint32_t)a.p.of_dy);
         pack<T, N> px[PACKS] = {}, pd[PACKS] = {};
         float c[PACKS][N / 2] = {}, z[PACKS][N / 2] = {}, scaled[PACKS][N], mean[1] = {};
-        const float rms = a.rstd[(int64_t)token * a.p.weights + vector];
+        const float rstd = a.rstd[(int64_t)token * a.p.weights + vector];
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
             if (!there || !has_pack<N, TEAM>(j, lane, a.p.D)) continue;
@@ -244,7 +244,7 @@ static __global__ void __launch_bounds__(THREADS, WIDE_BLOCKS)
                                       lane, a.p.D, c, z);
         }
         next.skip(TEAMS, samples);
-        const float r = there ? rms : 0;
+        const float r = there ? rstd : 0;
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
             float d[N], v[N], u[N];
